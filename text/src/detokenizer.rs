@@ -3,7 +3,7 @@
 use baton_types::TokenId;
 use std::sync::Arc;
 
-use crate::tokenizer::vocab::Vocab;
+use crate::tokenizer::vocab::{Leading, Vocab};
 
 /// Incremental decoding of one answer. The concatenated deltas equal the text of all tokens decoded at once. The work
 /// per token is proportional to its bytes, and at most three bytes are held back.
@@ -15,13 +15,14 @@ pub struct Detokenizer {
     shown: Arc<[TokenId]>,
     /// The first bytes of an incomplete character.
     partial: Vec<u8>,
-    drop_space: bool,
+    /// What is still dropped in front.
+    leading: Leading,
 }
 
 impl Detokenizer {
     pub(crate) fn new(vocab: Arc<Vocab>, skip_special: bool) -> Self {
-        let drop_space = vocab.drops_leading_space;
-        Self { vocab, skip_special, shown: Arc::default(), partial: Vec::new(), drop_space }
+        let leading = vocab.leading;
+        Self { vocab, skip_special, shown: Arc::default(), partial: Vec::new(), leading }
     }
 
     /// Leaves these special tokens in the text.
@@ -37,10 +38,17 @@ impl Detokenizer {
         if self.skip_special && self.vocab.is_special(token) && !self.shown.contains(&token) {
             return None;
         }
-        self.partial.extend_from_slice(self.vocab.bytes(token)?);
-        if let (true, Some(&first)) = (self.drop_space, self.partial.first()) {
-            self.drop_space = false;
-            self.partial.drain(..usize::from(first == b' '));
+        let bytes = self.vocab.bytes(token).filter(|bytes| !bytes.is_empty())?;
+        match self.leading {
+            Leading::Spaces(spaces) => {
+                let dropped = bytes.iter().take(spaces).take_while(|&&byte| byte == b' ').count();
+                self.partial.extend_from_slice(&bytes[dropped..]);
+                self.leading = Leading::Spaces(if dropped == bytes.len() { spaces - dropped } else { 0 });
+            }
+            Leading::FirstToken => {
+                self.partial.extend(self.vocab.bytes_if_first(token)?);
+                self.leading = Leading::Spaces(0);
+            }
         }
         let mut text = String::new();
         let mut keep = self.partial.len();

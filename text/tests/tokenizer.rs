@@ -100,7 +100,7 @@ fn vocabulary_is_open_to_view() {
 #[test]
 fn refuses_what_it_cannot_make_right() {
     let cases: [(GgufTokenizer, &str); 6] = [
-        (GgufTokenizer { model: "t5".into(), ..common::gguf() }, "model `t5`"),
+        (GgufTokenizer { model: "bert".into(), ..common::gguf() }, "model `bert`"),
         (GgufTokenizer { pre: "viking".into(), ..common::gguf() }, "pre-tokenizer `viking`"),
         (GgufTokenizer { eos: Some(49152), ..common::gguf() }, "end token 49152"),
         (GgufTokenizer { token_types: vec![1; 3], ..common::gguf() }, "3 token types"),

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TextBundle {
-    /// A Hugging Face `tokenizer.json`, as text.
+    /// A Hugging Face `tokenizer.json`, as text. Of GGUF files with a unigram model its normalizer is our own, `SentencePiece`.
     pub tokenizer_json: String,
     /// Jinja chat template, if the model has one.
     pub chat_template: Option<String>,
@@ -22,7 +22,7 @@ pub struct TextBundle {
 /// The tokenizer metadata of a GGUF file, as read; `text` turns it into a [`TextBundle`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GgufTokenizer {
-    /// `tokenizer.ggml.model`, e.g. `gpt2` for byte-level BPE, `llama` for BPE of SentencePiece.
+    /// `tokenizer.ggml.model`, e.g. `gpt2` for byte-level BPE, `llama` for BPE of SentencePiece, `t5` for its unigrams.
     pub model: String,
     /// `tokenizer.ggml.pre`, e.g. `smollm`, `llama-bpe`.
     pub pre: String,
@@ -42,6 +42,10 @@ pub struct GgufTokenizer {
     pub add_bos: Option<bool>,
     /// `tokenizer.ggml.add_space_prefix`: whether a text gets a space in front (SentencePiece).
     pub add_space_prefix: Option<bool>,
+    /// `tokenizer.ggml.remove_extra_whitespaces`: whether a text loses spaces at its ends, and all but one of a row (SentencePiece).
+    pub remove_extra_whitespaces: Option<bool>,
+    /// `tokenizer.ggml.precompiled_charsmap`: SentencePiece's rules of normalization in its own format; empty if there are none.
+    pub precompiled_charsmap: Vec<u8>,
     /// `tokenizer.chat_template`, the source in Jinja.
     pub chat_template: Option<String>,
 }

@@ -161,6 +161,44 @@ fn what_a_tokenizer_adds_to_a_text_is_read_or_refused() {
 }
 
 #[test]
+fn settings_of_unigram_tokenizers_are_read() {
+    let opened = |settings: &[(&str, Meta)]| {
+        let mut file = File::llama();
+        file.set("tokenizer.ggml.model", Meta::Text("t5"));
+        file.set("tokenizer.ggml.tokens", Meta::Texts(["a", "b", "c", "d", "e"].map(str::to_owned).to_vec()));
+        settings.iter().for_each(|(key, value)| file.set(&format!("tokenizer.ggml.{key}"), value.clone()));
+        file.open()
+    };
+    let no_end = ("add_eos_token", Meta::Bool(false));
+    let read =
+        |settings: &[(&str, Meta)]| match opened(&[settings, std::slice::from_ref(&no_end)].concat()).unwrap().text() {
+            TextSource::Gguf(tokenizer) => tokenizer,
+            _ => panic!("there is a tokenizer"),
+        };
+    let bytes = |kind: u32, count: u64, bytes: &[u8]| {
+        Meta::Raw(9, [&kind.to_le_bytes()[..], &count.to_le_bytes(), bytes].concat())
+    };
+    let plain = read(&[]);
+    assert_eq!((plain.remove_extra_whitespaces, plain.precompiled_charsmap), (None, vec![]));
+    assert_eq!(read(&[("remove_extra_whitespaces", Meta::Bool(true))]).remove_extra_whitespaces, Some(true));
+    for kind in [0, 1] {
+        let charsmap = bytes(kind, 3, &[1, 0, 255]);
+        assert_eq!(read(&[("precompiled_charsmap", charsmap)]).precompiled_charsmap, [1, 0, 255]);
+    }
+    let error = |settings: &[(&str, Meta)]| opened(settings).map(drop).unwrap_err().to_string();
+    for (settings, says) in [
+        (&[][..], "no tokenizer.ggml.add_eos_token is not supported"),
+        (&[("add_eos_token", Meta::Bool(true))], "add_eos_token = true is not supported"),
+        (&[no_end.clone(), ("remove_extra_whitespaces", Meta::U32(1))], "remove_extra_whitespaces is no boolean"),
+        (&[no_end.clone(), ("precompiled_charsmap", Meta::I32s(vec![1]))], "elements of the wrong type"),
+        (&[no_end.clone(), ("precompiled_charsmap", Meta::Text("a"))], "precompiled_charsmap is not an array"),
+    ] {
+        let told = error(settings);
+        assert!(told.contains(says), "{told}");
+    }
+}
+
+#[test]
 fn keys_that_change_the_mathematics_are_refused() {
     for (key, value) in [
         ("llama.attention.sliding_window", Meta::U32(4096)),

@@ -11,10 +11,6 @@ use serde_json::{Map, Value};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-/// Bytes of memory that a byte of text takes while it is tokenized: at most on the fast path, and by the library
-/// (docs/decisions/0048).
-const FAST_COSTS: u64 = 40;
-const LIBRARY_COSTS: u64 = 120;
 /// A template may leave out parts of the messages, such as earlier reasoning: what it renders is assumed to be at least
 /// this fraction (one in four) of their text.
 const RENDERED_PART: usize = 4;
@@ -55,11 +51,7 @@ impl ModelText {
 
     /// Memory for tokenizing this many bytes of text, in bytes.
     pub(crate) fn takes(&self, text_bytes: usize) -> u64 {
-        (text_bytes as u64).saturating_mul(self.costs())
-    }
-
-    fn costs(&self) -> u64 {
-        if self.tokenizer.slow_because().is_some() { LIBRARY_COSTS } else { FAST_COSTS }
+        (text_bytes as u64).saturating_mul(self.tokenizer.memory_per_byte())
     }
 
     /// A chat, rendered with the model's template. A chat that cannot fit in `bounds` is refused before it is tokenized,
@@ -140,7 +132,7 @@ impl ModelText {
             ));
         }
         if self.takes(bytes) > memory_max {
-            let most = memory_max / self.costs();
+            let most = memory_max / self.tokenizer.memory_per_byte();
             return refuse(format!(
                 "the prompt's {bytes} bytes take too much memory to tokenize; at most {most} bytes of text are tokenized for this model, by the router's limits.intake_bytes_max. Shorten it"
             ));

@@ -24,7 +24,7 @@ struct Added {
 
 #[derive(Default, Deserialize)]
 struct Model {
-    /// An object of ids by token, except in models that are not supported.
+    /// An object of ids by token, or in unigram models a list by id.
     #[serde(default)]
     vocab: Value,
 }
@@ -48,6 +48,10 @@ pub fn check_ids(bundle: &TextBundle, vocab: usize) -> Result<(), TextError> {
     check_added(&ids.added_tokens)?;
     let added = ids.added_tokens.iter().map(|token| (&token.content, Some(token.id)));
     let plain = ids.model.vocab.as_object().into_iter().flatten().map(|(token, id)| (token, id.as_u64()));
+    let listed = ids.model.vocab.as_array().map_or(0, Vec::len);
+    if listed > vocab {
+        return Err(TextError::Broken(format!("it has {listed} tokens, but the model's vocabulary has {vocab} ids")));
+    }
     for (token, id) in added.chain(plain) {
         if id.is_none_or(|id| id >= vocab as u64) {
             let id = id.map_or_else(|| "no id".to_owned(), |id| format!("id {id}"));
@@ -111,7 +115,8 @@ mod tests {
             (json!({"model": {"vocab": {"a": 0, "b": u64::MAX}}}), false),
             (json!({"model": {"vocab": {"a": -1}}}), false),
             (json!({"added_tokens": [{"id": 10, "content": "<s>"}], "model": {"vocab": {}}}), false),
-            (json!({"model": {"type": "Unigram", "vocab": [["a", 0.5]]}}), true),
+            (json!({"model": {"type": "Unigram", "vocab": vec![("a", 0.5); 10]}}), true),
+            (json!({"model": {"type": "Unigram", "vocab": vec![("a", 0.5); 11]}}), false),
             (json!({}), true),
         ];
         for (tokenizer, fits) in cases {

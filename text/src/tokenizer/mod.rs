@@ -3,11 +3,14 @@
 mod added;
 mod byte_level;
 pub(crate) mod bytes;
+pub(crate) mod charsmap;
 pub(crate) mod control;
 mod library;
 mod merges;
+pub(crate) mod normalizer;
 mod shrinks;
 mod split;
+mod unigram;
 pub(crate) mod vocab;
 
 use baton_types::{TextBundle, TokenId};
@@ -15,13 +18,15 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 use std::sync::Arc;
-use tokenizers::tokenizer::Normalizer;
-use tokenizers::{ModelWrapper, NormalizedString, Tokenizer as Library};
+use tokenizers::{ModelWrapper, NormalizedString, Tokenizer as Parsed};
 
 use crate::{ControlSpan, Detokenizer, Prompt, TextError};
 use added::AddedTokens;
 use byte_level::{ByteLevel, Pipeline};
 use control::{Controls, is_control};
+use library::Library;
+use normalizer::SentencePiece;
+use unigram::Unigram;
 use vocab::{Decoder, Vocab};
 
 /// How to treat spellings of control tokens in a text.
@@ -66,6 +71,9 @@ struct Head<'a> {
 struct HeadModel<'a> {
     #[serde(borrow, default)]
     merges: Option<&'a RawValue>,
+    /// The unknown token of a unigram model.
+    #[serde(default)]
+    unk_id: Option<TokenId>,
 }
 
 #[derive(Deserialize)]
@@ -75,34 +83,66 @@ struct HeadToken {
 }
 
 impl Tokenizer {
-    /// Loads the bundle's tokenizer. BPE models with a byte-level or a SentencePiece-like decoder are supported.
+    /// Loads the bundle's tokenizer. BPE models with a byte-level or a SentencePiece-like decoder are supported, and unigram
+    /// models with the latter.
     pub fn from_bundle(bundle: &TextBundle) -> Result<Self, TextError> {
         let broken = |e: &dyn std::fmt::Display| TextError::Broken(e.to_string());
         let head: Head = serde_json::from_str(&bundle.tokenizer_json).map_err(|e| broken(&e))?;
         let decoder = Decoder::from_json(&head.decoder)?;
-        let library: Library = bundle.tokenizer_json.parse().map_err(|e: tokenizers::Error| broken(&e))?;
-        let ModelWrapper::BPE(model) = library.get_model() else {
-            let name = format!("{:?}", library.get_model()).chars().take_while(|c| c.is_alphanumeric()).collect();
-            return Err(TextError::Unsupported { what: "model", name, supported: "BPE" });
-        };
-        let unknown = model.get_unk_token().as_deref().and_then(|t| library.token_to_id(t));
+        normalizer::check(&head.normalizer)?;
+        let normalizer = SentencePiece::from_json(&head.normalizer)?;
+        let mut parsed = parsed(&bundle.tokenizer_json, normalizer.is_some()).map_err(|e| broken(&e))?;
         // The crate assigns new ids to added tokens that the vocabulary lacks; a shifted id would give a wrong prompt.
-        if let Some(t) = head.added_tokens.iter().find(|t| library.token_to_id(&t.content) != Some(t.id)) {
+        if let Some(t) = head.added_tokens.iter().find(|t| parsed.token_to_id(&t.content) != Some(t.id)) {
             return Err(TextError::Broken(format!("added token {:?} does not get its id {}", t.content, t.id)));
         }
-        let mut tokens: Vec<_> = library.get_added_tokens_decoder().into_iter().collect();
+        let mut tokens: Vec<_> = parsed.get_added_tokens_decoder().into_iter().collect();
         tokens.sort_by_key(|(id, _)| *id);
-        let loses_characters = !shrinks::spells_all(model, decoder) && (model.fuse_unk || unknown.is_none());
-        let loses = loses_characters
+        let controls = tokens.iter().filter(|(_, t)| is_control(t.special, &t.content));
+        let controls: Vec<_> = controls.map(|(id, t)| (*id, t.content.clone())).collect();
+        let mut unigram = None;
+        let (unknown, spells_all, fuses) = match parsed.get_model() {
+            ModelWrapper::BPE(model) => {
+                let unknown = model.get_unk_token().as_deref().and_then(|t| parsed.token_to_id(t));
+                (unknown, shrinks::spells_all(model, decoder), model.fuse_unk)
+            }
+            ModelWrapper::Unigram(_) if decoder == Decoder::ByteLevel => {
+                let (name, supported) = ("ByteLevel of a Unigram model".to_owned(), "ByteLevel of a BPE model");
+                return Err(TextError::Unsupported { what: "decoder", name, supported });
+            }
+            ModelWrapper::Unigram(model) => {
+                let is_control = |id| controls.binary_search_by_key(&id, |(control, _)| *control).is_ok();
+                let (ours, theirs) = Unigram::new(model, head.model.unk_id, is_control).map_err(|e| broken(&e))?;
+                let spells_all = ours.spells_all();
+                unigram = Some((ours, theirs));
+                (head.model.unk_id, spells_all, true)
+            }
+            other => {
+                let name = format!("{other:?}").chars().take_while(|c| c.is_alphanumeric()).collect();
+                return Err(TextError::Unsupported { what: "model", name, supported: "BPE, Unigram" });
+            }
+        };
+        let loses = !spells_all && (fuses || unknown.is_none())
             || !shrinks::passes_all(&head.pre_tokenizer)
             || tokens.iter().any(|(_, t)| t.lstrip || t.rstrip);
         let shrinks = if loses { None } else { shrinks::most(&head.normalizer, decoder) };
-        let controls = tokens.iter().filter(|(_, t)| is_control(t.special, &t.content));
-        let controls = Controls::new(controls.map(|(id, t)| (*id, t.content.clone())).collect())?;
-        let vocab = Arc::new(Vocab::new(&library, controls, unknown, decoder)?);
+        let vocab = Arc::new(Vocab::new(&parsed, Controls::new(controls)?, unknown, decoder)?);
+        let byte_level = match (parsed.get_model(), head.model.merges) {
+            (ModelWrapper::BPE(model), Some(merges)) => {
+                let (normalizer, pre_tokenizer) = (&head.normalizer, &head.pre_tokenizer);
+                ByteLevel::new(Pipeline { normalizer, pre_tokenizer, model, merges, decoder }, vocab.clone())
+            }
+            (ModelWrapper::BPE(_), None) => Err("its model has no merges".to_owned()),
+            _ => Err("its model is Unigram".to_owned()),
+        };
+        let unigram = unigram.map(|(ours, theirs)| {
+            parsed.with_model(theirs);
+            ours
+        });
+        let library = Library { tokenizer: parsed, normalizer, unigram };
         let normalize = |text: &str| {
             let mut text = NormalizedString::from(text);
-            library.get_normalizer().map_or(Ok(()), |n| n.normalize(&mut text)).map_err(|e| broken(&e))?;
+            library.normalize(&mut text).map_err(|e| broken(&e))?;
             Ok(text.get().to_owned())
         };
         let added = AddedTokens::new(tokens, |id| vocab.is_control(id), normalize)?;
@@ -118,10 +158,6 @@ impl Tokenizer {
         // A character without a token is one unknown token.
         let longest = vocab.longest().max(char::MAX.len_utf8());
         let token_bytes_max = shrinks.map(|times| times.saturating_mul(longest));
-        let (normalizer, pre_tokenizer) = (&head.normalizer, &head.pre_tokenizer);
-        let byte_level = head.model.merges.ok_or_else(|| "its model has no merges".to_owned()).and_then(|merges| {
-            ByteLevel::new(Pipeline { normalizer, pre_tokenizer, model, merges, decoder }, vocab.clone())
-        });
         Ok(Self(Arc::new(Parts { library, byte_level, added, vocab, bos, token_bytes_max })))
     }
 
@@ -157,7 +193,7 @@ impl Tokenizer {
         let Parts { library, byte_level, added, vocab, .. } = &*self.0;
         let ids = match byte_level {
             Ok(byte_level) => byte_level.encode(added, text, controls),
-            Err(_) => library::encode(library, added, vocab, text, controls),
+            Err(_) => library.encode(added, vocab, text, controls),
         };
         ids.map_err(|e| TextError::Encode(e.to_string()))
     }
@@ -166,6 +202,16 @@ impl Tokenizer {
     /// at load; `None` if it uses the fast path.
     pub fn slow_because(&self) -> Option<&str> {
         self.0.byte_level.as_ref().err().map(String::as_str)
+    }
+
+    /// Bytes of memory that a byte of text takes while it is tokenized (docs/decisions/0048): the most on the fast path, and
+    /// of a unigram model, which keeps its state for each place of a word.
+    pub fn memory_per_byte(&self) -> u64 {
+        match (&self.0.byte_level, &self.0.library.unigram) {
+            (Ok(_), _) => 40,
+            (Err(_), None) => 120,
+            (Err(_), Some(_)) => 240,
+        }
     }
 
     /// The token that a plain prompt (not a chat) starts with, if the model needs one.
@@ -225,6 +271,16 @@ impl Tokenizer {
     pub(crate) fn controls(&self) -> &Controls {
         &self.0.vocab.controls
     }
+}
+
+/// The crate's tokenizer; it does not know [`SentencePiece`], which is left out of it.
+fn parsed(json: &str, without_normalizer: bool) -> tokenizers::Result<Parsed> {
+    if !without_normalizer {
+        return json.parse();
+    }
+    let mut json: Value = serde_json::from_str(json)?;
+    json["normalizer"] = Value::Null;
+    json.to_string().parse()
 }
 
 impl std::fmt::Debug for Tokenizer {

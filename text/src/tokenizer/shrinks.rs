@@ -27,6 +27,10 @@ fn normalized(normalizer: &Value) -> Option<usize> {
             let (pattern, content) = (normalizer["pattern"]["String"].as_str()?, normalizer["content"].as_str()?);
             (content.len() >= pattern.len()).then_some(1)
         }
+        Some("SentencePiece") => {
+            let unchanged = normalizer["precompiled_charsmap"] == "";
+            (unchanged && normalizer["remove_extra_whitespaces"] == false).then_some(1)
+        }
         Some("Sequence") => {
             let mut steps = normalizer["normalizers"].as_array()?.iter();
             steps.try_fold(1, |all: usize, step| all.checked_mul(normalized(step)?))
@@ -51,7 +55,7 @@ pub(super) fn spells_all(model: &BPE, decoder: Decoder) -> bool {
     let mut all = 0..=u8::MAX;
     match decoder {
         Decoder::ByteLevel => all.all(|byte| model.token_to_id(bytes::char(byte).encode_utf8(&mut [0; 4])).is_some()),
-        Decoder::SentencePiece { .. } => {
+        Decoder::SentencePiece { .. } | Decoder::Metaspace { .. } => {
             model.byte_fallback && all.all(|byte| model.token_to_id(&format!("<0x{byte:02X}>")).is_some())
         }
     }
@@ -68,6 +72,7 @@ mod tests {
         let replace = |from: &str, to: &str| json!({"type": "Replace", "pattern": {"String": from}, "content": to});
         let regex = json!({"type": "Replace", "pattern": {"Regex": " +"}, "content": "▁"});
         let sequence = |steps: &[Value]| json!({"type": "Sequence", "normalizers": steps});
+        let sentencepiece = |rules: &str, removes: bool| json!({"type": "SentencePiece", "precompiled_charsmap": rules, "add_dummy_prefix": true, "remove_extra_whitespaces": removes});
         let prepend = json!({"type": "Prepend", "prepend": "▁"});
         for (normalizer, times) in [
             (Value::Null, Some(1)),
@@ -80,9 +85,12 @@ mod tests {
             (sequence(&[json!({"type": "NFC"}), replace(" ", "▁")]), Some(4)),
             (sequence(&[prepend, json!({"type": "Strip"})]), None),
             (sequence(&[sequence(&[])]), Some(1)),
+            (sentencepiece("", false), Some(1)),
+            (sentencepiece("", true), None),
+            (sentencepiece("AA==", false), None),
         ] {
             assert_eq!(most(&normalizer, Decoder::ByteLevel), times, "{normalizer}");
-            let decoder = Decoder::SentencePiece { drops_leading_space: true };
+            let decoder = Decoder::SentencePiece { leading_spaces: 1 };
             assert_eq!(most(&normalizer, decoder), times.map(|times| 3 * times), "{normalizer}");
         }
     }

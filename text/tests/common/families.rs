@@ -24,6 +24,10 @@ impl Family {
         tokenizer.encode_fast(text, false).unwrap().get_ids().to_vec()
     }
 
+    pub(crate) fn decoded(&self, ids: &[TokenId]) -> String {
+        self.parse.decode(ids, true).unwrap()
+    }
+
     /// Fails unless both give the same result for the text.
     pub(crate) fn check(&self, text: &str) {
         for specials in [Specials::AsText, Specials::Parse] {

@@ -9,6 +9,9 @@ use baton_types::{GgufTokenizer, TokenId};
 const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 
+/// `tokenizer.ggml.model` of unigram models.
+const UNIGRAM: &str = "t5";
+
 /// Keys of end tokens: of the text, of a turn, of a message.
 const END_KEYS: [&str; 3] =
     ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"];
@@ -36,8 +39,11 @@ pub(super) fn tokenizer(config: &GgufConfig<'_, '_>, vocab: usize) -> Result<Opt
         }
     }
     const ADD_EOS: &str = "tokenizer.ggml.add_eos_token";
-    if flag(config, ADD_EOS)? == Some(true) {
-        return Err(config.unsupported(format!("{ADD_EOS} = true"), "a prompt does not end with an end token"));
+    let add_eos = flag(config, ADD_EOS)?;
+    // llama.cpp adds an end token to texts of a unigram model unless the file says otherwise.
+    if add_eos.unwrap_or(model == UNIGRAM) {
+        let what = if add_eos.is_none() { format!("no {ADD_EOS}") } else { format!("{ADD_EOS} = true") };
+        return Err(config.unsupported(what, "a prompt does not end with an end token"));
     }
     Ok(Some(GgufTokenizer {
         model,
@@ -50,6 +56,8 @@ pub(super) fn tokenizer(config: &GgufConfig<'_, '_>, vocab: usize) -> Result<Opt
         eos: token(config, "tokenizer.ggml.eos_token_id", vocab)?,
         add_bos: flag(config, "tokenizer.ggml.add_bos_token")?,
         add_space_prefix: flag(config, "tokenizer.ggml.add_space_prefix")?,
+        remove_extra_whitespaces: flag(config, "tokenizer.ggml.remove_extra_whitespaces")?,
+        precompiled_charsmap: list(config, "tokenizer.ggml.precompiled_charsmap", Array::bytes)?,
         chat_template: text(config, "tokenizer.chat_template")?,
     }))
 }

@@ -145,6 +145,11 @@ impl<'a> Array<'a> {
         })
     }
 
+    /// Elements, if they are bytes.
+    pub(super) fn bytes(self) -> Option<Vec<u8>> {
+        [U8, I8].contains(&self.kind).then(|| self.bytes.to_vec())
+    }
+
     /// Elements, if they are numbers.
     pub(super) fn f32s(self) -> Option<Vec<f32>> {
         self.numbers(Value::as_f32)

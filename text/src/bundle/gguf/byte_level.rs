@@ -4,21 +4,20 @@ use baton_types::GgufTokenizer;
 use serde_json::{Value, json};
 use std::collections::HashSet;
 
-use super::{CONTROL, NORMAL, Parts, USER_DEFINED, added_token, pre_tokenizer};
+use super::{Bpe, CONTROL, NORMAL, Parts, USER_DEFINED, added_token, pre_tokenizer};
 use crate::TextError;
 use crate::tokenizer::control::is_control;
 
 pub(super) fn parts(gguf: &GgufTokenizer) -> Result<Parts, TextError> {
     let pre = pre_tokenizer::named(&gguf.pre)?;
+    let model =
+        Bpe { merges: merges(gguf)?, unknown: None, falls_back_to_bytes: false, ignore_merges: pre.ignore_merges };
     Ok(Parts {
         added_tokens: added_tokens(gguf),
         normalizer: pre.normalizer,
         pre_tokenizer: pre.pre_tokenizer,
         decoder: json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}),
-        merges: merges(gguf)?,
-        unknown: None,
-        falls_back_to_bytes: false,
-        ignore_merges: pre.ignore_merges,
+        model: model.json(&gguf.tokens),
         add_bos: pre.add_bos,
     })
 }

@@ -3,9 +3,11 @@
 mod byte_level;
 mod pre_tokenizer;
 mod sentencepiece;
+mod unigram;
 
 use baton_types::{GgufTokenizer, TextBundle, TokenId};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
+use std::collections::HashSet;
 
 use crate::TextError;
 
@@ -14,6 +16,8 @@ const NORMAL: i32 = 1;
 const UNKNOWN: i32 = 2;
 const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
+const UNUSED: i32 = 5;
+const BYTE: i32 = 6;
 
 /// What differs by the kind of tokenizer.
 struct Parts {
@@ -21,39 +25,62 @@ struct Parts {
     normalizer: Value,
     pre_tokenizer: Value,
     decoder: Value,
+    model: Value,
+    /// Whether the begin token is added if the file does not say.
+    add_bos: bool,
+}
+
+/// A model of type `BPE`, besides its vocabulary.
+struct Bpe {
     merges: Vec<Value>,
     unknown: Option<String>,
     /// Whether unknown characters become tokens of their bytes, and several unknown ones a single token.
     falls_back_to_bytes: bool,
     /// Whether a word that is a token is used whole, without applying merges.
     ignore_merges: bool,
-    /// Whether the begin token is added if the file does not say.
-    add_bos: bool,
 }
 
-/// Makes a bundle of a byte-level BPE tokenizer (GGUF's model `gpt2`) or a BPE tokenizer of SentencePiece (`llama`).
-/// Refuses, by name, everything that it cannot convert exactly.
+impl Bpe {
+    fn json(self, tokens: &[String]) -> Value {
+        let vocab: Value = tokens.iter().enumerate().map(|(id, token)| (token.clone(), json!(id))).collect();
+        json!({
+            "type": "BPE",
+            "dropout": null,
+            "unk_token": self.unknown,
+            "continuing_subword_prefix": null,
+            "end_of_word_suffix": null,
+            "fuse_unk": self.falls_back_to_bytes,
+            "byte_fallback": self.falls_back_to_bytes,
+            "ignore_merges": self.ignore_merges,
+            "vocab": vocab,
+            "merges": self.merges,
+        })
+    }
+}
+
+/// Makes a bundle of a byte-level BPE tokenizer (GGUF's model `gpt2`), or of a BPE or a unigram tokenizer of SentencePiece
+/// (`llama`, `t5`). Refuses, by name, everything that it cannot convert exactly.
 pub fn from_gguf(gguf: &GgufTokenizer) -> Result<TextBundle, TextError> {
     let (tokens, types) = (gguf.tokens.len(), gguf.token_types.len());
     let parts = match gguf.model.as_str() {
-        "gpt2" | "llama" if tokens != types => {
+        "gpt2" | "llama" | "t5" if tokens != types => {
             return Err(TextError::Broken(format!("{tokens} tokens, but {types} token types")));
         }
         "gpt2" => byte_level::parts(gguf)?,
         "llama" => sentencepiece::parts(gguf)?,
+        "t5" => unigram::parts(gguf)?,
         _ => {
             return Err(TextError::Unsupported {
                 what: "model",
                 name: gguf.model.clone(),
-                supported: "gpt2 (byte-level BPE), llama (BPE of SentencePiece)",
+                supported: "gpt2 (byte-level BPE), llama (BPE of SentencePiece), t5 (unigrams of SentencePiece)",
             });
         }
     };
-    let mut vocab = Map::with_capacity(tokens);
-    for (id, token) in gguf.tokens.iter().enumerate() {
-        if vocab.insert(token.clone(), id.into()).is_some() {
-            return Err(TextError::Broken(format!("token {token:?} occurs twice, the second time as {id}")));
-        }
+    let mut seen = HashSet::with_capacity(tokens);
+    if let Some(id) = gguf.tokens.iter().position(|token| !seen.insert(token)) {
+        let token = &gguf.tokens[id];
+        return Err(TextError::Broken(format!("token {token:?} occurs twice, the second time as {id}")));
     }
     let tokenizer = json!({
         "version": "1.0",
@@ -64,18 +91,7 @@ pub fn from_gguf(gguf: &GgufTokenizer) -> Result<TextBundle, TextError> {
         "pre_tokenizer": parts.pre_tokenizer,
         "post_processor": null,
         "decoder": parts.decoder,
-        "model": {
-            "type": "BPE",
-            "dropout": null,
-            "unk_token": parts.unknown,
-            "continuing_subword_prefix": null,
-            "end_of_word_suffix": null,
-            "fuse_unk": parts.falls_back_to_bytes,
-            "byte_fallback": parts.falls_back_to_bytes,
-            "ignore_merges": parts.ignore_merges,
-            "vocab": vocab,
-            "merges": parts.merges,
-        },
+        "model": parts.model,
     });
     let bos_token = text_of(gguf, gguf.bos, "begin")?;
     Ok(TextBundle {

@@ -8,16 +8,41 @@ use baton_types::GgufTokenizer;
 use serde_json::{Value, json};
 use std::collections::HashSet;
 
-use super::{CONTROL, NORMAL, Parts, UNKNOWN, USER_DEFINED, added_token};
+use super::{Bpe, CONTROL, NORMAL, Parts, UNKNOWN, USER_DEFINED, added_token};
 use crate::TextError;
 use crate::tokenizer::control::is_control;
+use crate::tokenizer::normalizer::SPACE;
 
-/// What stands for a space in pieces.
-const SPACE: char = '▁';
 /// Tokens of turns that some files mark as ordinary text: Gemma's trainer did not declare them.
 const TURNS: [&str; 2] = ["<start_of_turn>", "<end_of_turn>"];
 
 pub(super) fn parts(gguf: &GgufTokenizer) -> Result<Parts, TextError> {
+    check(gguf, true)?;
+    // As llama.cpp does, a file that does not say it means a space, and before every part between two added tokens.
+    let prefix = gguf.add_space_prefix.unwrap_or(true);
+    let space = SPACE.to_string();
+    let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": space});
+    let prepend = json!({"type": "Prepend", "prepend": space});
+    let unknown = gguf.token_types.iter().position(|&kind| kind == UNKNOWN);
+    let model = Bpe {
+        merges: merges(gguf),
+        unknown: unknown.map(|id| gguf.tokens[id].clone()),
+        falls_back_to_bytes: true,
+        ignore_merges: false,
+    };
+    Ok(Parts {
+        // SentencePiece looks for its own in normalized text. With a space in front, normalization would give them one.
+        added_tokens: added_tokens(gguf, !prefix),
+        normalizer: if prefix { json!({"type": "Sequence", "normalizers": [prepend, replace]}) } else { replace },
+        pre_tokenizer: Value::Null,
+        decoder: decoder(u32::from(prefix)),
+        model: model.json(&gguf.tokens),
+        add_bos: true,
+    })
+}
+
+/// Checks that there is a score for each token, and a begin token if it is added. `add_bos` is for files that do not say it.
+pub(super) fn check(gguf: &GgufTokenizer, add_bos: bool) -> Result<(), TextError> {
     let (tokens, scores) = (gguf.tokens.len(), gguf.scores.len());
     if tokens != scores {
         return Err(TextError::Broken(format!("{tokens} tokens, but {scores} scores")));
@@ -25,34 +50,23 @@ pub(super) fn parts(gguf: &GgufTokenizer) -> Result<Parts, TextError> {
     if let Some(id) = gguf.scores.iter().position(|score| score.is_nan()) {
         return Err(TextError::Broken(format!("the score of token {:?} is not a number", gguf.tokens[id])));
     }
-    if gguf.bos.is_none() && gguf.add_bos != Some(false) {
+    if gguf.bos.is_none() && gguf.add_bos.unwrap_or(add_bos) {
         return Err(TextError::Broken("it adds a begin token but names none".to_owned()));
     }
-    // As llama.cpp does, a file that does not say it means a space, and before every part between two added tokens.
-    let prefix = gguf.add_space_prefix.unwrap_or(true);
-    let space = SPACE.to_string();
-    let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": space});
-    let prepend = json!({"type": "Prepend", "prepend": space});
+    Ok(())
+}
+
+/// Drops at most so many spaces in front.
+pub(super) fn decoder(leading_spaces: u32) -> Value {
     let mut decoders = vec![
-        json!({"type": "Replace", "pattern": {"String": space}, "content": " "}),
+        json!({"type": "Replace", "pattern": {"String": SPACE.to_string()}, "content": " "}),
         json!({"type": "ByteFallback"}),
         json!({"type": "Fuse"}),
     ];
-    if prefix {
-        decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
+    if leading_spaces > 0 {
+        decoders.push(json!({"type": "Strip", "content": " ", "start": leading_spaces, "stop": 0}));
     }
-    let unknown = gguf.token_types.iter().position(|&kind| kind == UNKNOWN);
-    Ok(Parts {
-        added_tokens: added_tokens(gguf, prefix),
-        normalizer: if prefix { json!({"type": "Sequence", "normalizers": [prepend, replace]}) } else { replace },
-        pre_tokenizer: Value::Null,
-        decoder: json!({"type": "Sequence", "decoders": decoders}),
-        merges: merges(gguf),
-        unknown: unknown.map(|id| gguf.tokens[id].clone()),
-        falls_back_to_bytes: true,
-        ignore_merges: false,
-        add_bos: true,
-    })
+    json!({"type": "Sequence", "decoders": decoders})
 }
 
 /// Whether a token structures prompts. Files may mark such tokens as text.
@@ -60,13 +74,13 @@ fn is_special(token: &str, kind: i32) -> bool {
     kind == CONTROL || kind != UNKNOWN && (is_control(false, token) || TURNS.contains(&token))
 }
 
-fn added_tokens(gguf: &GgufTokenizer, prefix: bool) -> Vec<Value> {
+/// Control tokens, and those of the user. `normalized` says whether the latter are looked for in normalized text.
+pub(super) fn added_tokens(gguf: &GgufTokenizer, normalized: bool) -> Vec<Value> {
     let mut added = Vec::new();
     for (id, (token, &kind)) in gguf.tokens.iter().zip(&gguf.token_types).enumerate() {
         let special = is_special(token, kind);
         if special || kind == USER_DEFINED {
-            // SentencePiece looks for its own in normalized text. With a space in front, normalization would give them one.
-            added.push(added_token(id, token, special, !special && !prefix));
+            added.push(added_token(id, token, special, !special && normalized));
         }
     }
     added

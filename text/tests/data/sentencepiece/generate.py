@@ -2,13 +2,19 @@
 """Writes the fixtures of SentencePiece tokenizers with the reference implementations:
 `pip install sentencepiece==0.2.3 transformers==5.24.0 protobuf gguf==0.19.0 numpy==2.4.6`.
 
-llama.json, gemma.json     the GGUF metadata of two small models, as llama.cpp's converter writes it
-llama.jsonl, gemma.jsonl   texts, and their ids and text by SentencePiece
-llama.gguf, gemma.gguf     the metadata in the smallest models that can be opened
+NAME.json    the GGUF metadata of a small model, as llama.cpp's converter writes it
+NAME.jsonl   texts, and their ids and text by SentencePiece
+NAME.gguf    the metadata in the smallest model that can be opened
+t5.tokenizer.json   the model `nmt` as transformers writes it
 
-The first is as Llama 2's tokenizer (a space in front, tokens of bytes), the second as Gemma's (no space in front, symbols of the user's own:
-runs of spaces and of line ends, tags). For the first it prints how many texts transformers' tokenizer of the same model encodes otherwise:
-those with a literal ▁ in front. Run in this folder. The output depends on nothing but the seeds below and the versions above.
+llama      BPE as Llama 2's (a space in front, tokens of bytes)
+gemma      BPE as Gemma's (no space in front, symbols of the user's own: runs of spaces and of line ends, tags)
+nmt        unigrams with a space in front, no further ones, and tokens of bytes. Of the rules of `nmt_nfkc` it has those for the characters
+           below: all of them would make a large file
+identity   unigrams without a space in front, rules or tokens of bytes, with runs of spaces and a symbol of the user's own
+
+For llama it prints how many texts transformers' tokenizer of the same model encodes otherwise: those with a literal ▁ in front. Run in this
+folder. The output depends on nothing but the seeds below and the versions above.
 """
 
 import json
@@ -20,7 +26,7 @@ import gguf
 import numpy as np
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2 as proto
-from transformers import LlamaTokenizer
+from transformers import LlamaTokenizer, T5Tokenizer
 from transformers.tokenization_utils_base import generate_merges
 
 WORDS = """the of and to in is you that it he was for on are as with his they at be this have from or one had by word but not what
@@ -31,15 +37,20 @@ find long down day did get come made may part antidisestablishmentarianism Token
 ODD = """<s> </s> <unk> <pad> <bos> <eos> <start_of_turn> <end_of_turn> <table> </table> <0x0A> <0x41> <|im_end|> [INST] [/INST] ▁ ▁▁ ▁a
 👩‍👩‍👧‍👦 👍🏽 🇫🇷 é ñ 각 ﬁ ½ ² ﷺ 𝔘 \u0000 \u200b \ufeff \ufffd 12 345 6789 1.5e-9 don't I'll we've""".split(" ")
 SPACES = [" ", "  ", "   ", " " * 5, " " * 13, "\n", "\n\n", "\n\n\n", "\t", "\r\n", "\u00a0", "\u3000", ""]
+# Words without a space between them, so that there are many ways to divide a line into pieces.
+GLUED = [" ", "  ", ""]
 CASES = 500
+# First and last characters of the rules of `nmt`: Latin letters and marks, spaces, signs, Hangul, ligatures, and wide forms.
+RULED = [(0, 0x24F), (0x300, 0x36F), (0x1100, 0x1112), (0x1161, 0x1163), (0x11A8, 0x11AB), (0x2000, 0x2070), (0x2100, 0x215F),
+         (0x2460, 0x24FF), (0x3000, 0x3000), (0x3300, 0x33FF), (0xFB00, 0xFB06), (0xFDFA, 0xFDFA), (0xFEFF, 0xFEFF), (0xFF01, 0xFF5E), (0x1D400, 0x1D433)]
 
 
-def corpus(rng):
+def corpus(rng, separators):
     lines = []
     for _ in range(4000):
         words = rng.choices(WORDS, k=rng.randint(3, 12)) + [str(rng.randint(0, 5000))]
         rng.shuffle(words)
-        lines.append(rng.choice([" ", " ", " ", "  "]).join(words))
+        lines.append(rng.choice(separators).join(words))
     return lines
 
 
@@ -54,18 +65,51 @@ def text(rng):
     return "".join(chr(rng.randint(*rng.choice(ranges))) for _ in range(20))
 
 
-def train(rng, **options):
+def train(rng, separators=(" ", " ", " ", "  "), **options):
     with tempfile.TemporaryDirectory() as folder:
         lines = os.path.join(folder, "lines")
         with open(lines, "w") as out:
-            out.write("\n".join(corpus(rng)))
-        sentencepiece.SentencePieceTrainer.train(
-            input=lines, model_prefix=os.path.join(folder, "m"), model_type="bpe", byte_fallback=True, split_digits=True,
-            normalization_rule_name="identity", remove_extra_whitespaces=False, allow_whitespace_only_pieces=True,
-            character_coverage=0.995, num_threads=1, minloglevel=2, **options,
-        )
+            out.write("\n".join(corpus(rng, separators)))
+        common = dict(byte_fallback=True, split_digits=True, character_coverage=0.995, num_threads=1, minloglevel=2)
+        common |= dict(normalization_rule_name="identity", remove_extra_whitespaces=False, allow_whitespace_only_pieces=True)
+        if "rules" in options:
+            common["normalization_rule_tsv"] = os.path.join(folder, "rules.tsv")
+            spell = lambda some: " ".join(f"{ord(c):X}" for c in some)
+            with open(common["normalization_rule_tsv"], "w") as out:
+                out.writelines(f"{spell(pattern)}\t{spell(to)}\n" for pattern, to in options.pop("rules"))
+            del common["normalization_rule_name"]
+        options = common | dict(model_type="bpe") | options
+        sentencepiece.SentencePieceTrainer.train(input=lines, model_prefix=os.path.join(folder, "m"), **options)
         with open(os.path.join(folder, "m.model"), "rb") as model:
             return model.read()
+
+
+def rules(charsmap):
+    """The patterns and replacements of a `precompiled_charsmap`."""
+    size = int.from_bytes(charsmap[:4], "little")
+    units = np.frombuffer(charsmap[4 : 4 + size], np.uint32).tolist()
+    texts = charsmap[4 + size :]
+    children = lambda unit: (unit >> 10) << ((unit & 1 << 9) >> 6)
+
+    def below(base, pattern):
+        for byte in range(1, 256):
+            at = base ^ byte
+            if at < len(units) and units[at] & (1 << 31 | 255) == byte:
+                then = at ^ children(units[at])
+                if units[at] & 1 << 8:
+                    start = units[then] & ~(1 << 31)
+                    yield (pattern + bytes([byte])).decode(), texts[start : texts.index(0, start)].decode()
+                yield from below(then, pattern + bytes([byte]))
+
+    return below(children(units[0]), b"")
+
+
+def nmt_nfkc():
+    """Those of the rules `nmt_nfkc` whose patterns have no other characters than those above."""
+    model = train(random.Random(0), vocab_size=500, normalization_rule_name="nmt_nfkc")
+    charsmap = proto.ModelProto.FromString(model).normalizer_spec.precompiled_charsmap
+    ruled = lambda c: any(first <= ord(c) <= last for first, last in RULED)
+    return [rule for rule in rules(charsmap) if all(map(ruled, rule[0]))]
 
 
 def metadata(model, user_text, **keys):
@@ -97,7 +141,7 @@ def record(name, model, keys, rng, reference=None):
             out.write("\n")
     print(name, "differs in", other)
     with open(f"{name}.json", "w") as out:
-        json.dump(keys, out, ensure_ascii=False)
+        json.dump({key: value.hex() if isinstance(value, bytes) else value for key, value in keys.items()}, out, ensure_ascii=False)
         out.write("\n")
     write_gguf(name, keys)
 
@@ -111,16 +155,22 @@ def write_gguf(name, keys):
     writer.add_head_count(1)
     writer.add_head_count_kv(1)
     writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_tokenizer_model("llama")
+    model = keys.get("model", "llama")
+    writer.add_tokenizer_model(model)
     writer.add_tokenizer_pre("default")
     writer.add_token_list(keys["tokens"])
     writer.add_token_scores(keys["scores"])
     writer.add_token_types(keys["token_types"])
     writer.add_bos_token_id(keys["bos"])
     writer.add_eos_token_id(keys["eos"])
-    writer.add_add_bos_token(True)
+    writer.add_add_bos_token(model == "llama")
     if "add_space_prefix" in keys:
         writer.add_add_space_prefix(keys["add_space_prefix"])
+    if model == "t5":
+        writer.add_add_eos_token(False)
+        writer.add_remove_extra_whitespaces(keys["remove_extra_whitespaces"])
+        if keys["precompiled_charsmap"]:
+            writer.add_precompiled_charsmap(keys["precompiled_charsmap"])
     shapes = {"token_embd": (len(keys["tokens"]), 4), "output_norm": (4,), "blk.0.attn_norm": (4,), "blk.0.ffn_norm": (4,)}
     shapes |= {f"blk.0.{matrix}": (4, 4) for matrix in ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"]}
     for tensor, shape in shapes.items():
@@ -151,5 +201,39 @@ def gemma():
     record("gemma", model, keys, rng)
 
 
+def unigram(model):
+    """What llama.cpp's `T5Model.set_vocab` makes of it: to it, symbols of the user's own are pieces of text."""
+    proto_ = proto.ModelProto.FromString(model)
+    spec, pieces = proto_.normalizer_spec, proto_.pieces
+    normal, own = proto.ModelProto.SentencePiece.Type.NORMAL, proto.ModelProto.SentencePiece.Type.USER_DEFINED
+    return dict(
+        model="t5", tokens=[p.piece for p in pieces], token_types=[normal if p.type == own else p.type for p in pieces],
+        scores=[p.score for p in pieces], bos=proto_.trainer_spec.bos_id, eos=proto_.trainer_spec.eos_id, add_space_prefix=spec.add_dummy_prefix,
+        remove_extra_whitespaces=spec.remove_extra_whitespaces, precompiled_charsmap=spec.precompiled_charsmap,
+    )
+
+
+def nmt():
+    rng = random.Random(3)
+    options = dict(rules=nmt_nfkc(), remove_extra_whitespaces=True, allow_whitespace_only_pieces=False)
+    model = train(rng, GLUED, vocab_size=900, model_type="unigram", **options)
+    keys = unigram(model)
+    record("nmt", model, keys, rng)
+    vocab = list(zip(keys["tokens"], keys["scores"]))
+    # Its class has the unknown token third.
+    vocab = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((piece, score) for piece, score in vocab if score)]
+    t5 = T5Tokenizer(vocab=vocab, _spm_precompiled_charsmap=keys["precompiled_charsmap"], extra_ids=0)
+    t5.backend_tokenizer.save("t5.tokenizer.json", pretty=False)
+
+
+def identity():
+    rng = random.Random(4)
+    options = dict(byte_fallback=False, add_dummy_prefix=False, user_defined_symbols=["<table>"], split_by_whitespace=False)
+    model = train(rng, GLUED, vocab_size=900, model_type="unigram", **options)
+    record("identity", model, unigram(model), rng)
+
+
 llama()
 gemma()
+nmt()
+identity()
