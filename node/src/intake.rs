@@ -123,6 +123,14 @@ impl Hold {
         self.bytes
     }
 
+    /// The most bytes that one long message of this client can ever hold.
+    pub fn most(&self) -> u64 {
+        let Budget { bytes_max, share_bytes_max, address_bytes_max, .. } = &*self.budget;
+        let share = if matches!(self.client, Client::Address(_)) { address_bytes_max } else { share_bytes_max };
+        let most = *share.min(bytes_max);
+        most - most / FOR_SMALL
+    }
+
     /// Charges `more` bytes, or none.
     pub fn grow(&mut self, more: u64) -> Result<(), IntakeFull> {
         self.set(self.bytes.saturating_add(more))

@@ -105,7 +105,15 @@ pub(super) async fn parse(
     hold.set(body.len() as u64 * READING_COSTS)?;
     let long = body.len() > LONG_BODY_BYTES;
     let parse = move || {
-        hold.set(body.len() as u64 * READING_COSTS + values(&body) * VALUE_COSTS)?;
+        let (values, most) = (values(&body), hold.most());
+        let takes = body.len() as u64 * READING_COSTS + values * VALUE_COSTS;
+        if long && takes > most {
+            let message = format!(
+                "reading this body takes {takes} bytes of memory, with {values} JSON values in it; one request may take {most}: send fewer values"
+            );
+            return Err(RequestError::new(ErrorKind::InvalidRequest, message));
+        }
+        hold.set(takes)?;
         let parsed = parser(&body)?;
         drop(body);
         // Its text needs no more memory than parsing it; the values of tools and calls do.

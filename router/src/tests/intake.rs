@@ -106,6 +106,16 @@ async fn a_client_that_uploads_without_end_has_its_share_and_others_are_served()
 }
 
 #[tokio::test]
+async fn a_body_that_never_fits_is_not_asked_for_again() {
+    let cluster = Cluster::start(narrow).await;
+    // Of 400 KB, which are read as 14.4 MB.
+    let body = format!(r#"{{"prompt": "x", "zz": [{}]}}"#, vec!["1"; 200_000].join(","));
+    let refused = send(cluster.router.http_addr, "POST /v1/completions", "", &body).await;
+    assert_eq!((refused.status, refused.header("retry-after")), (400, None));
+    assert!(refused.text().await.contains("send fewer values"));
+}
+
+#[tokio::test]
 async fn every_call_counts_whatever_it_asks_for_and_probes_pass() {
     let cluster = Cluster::start(narrow).await;
     let to = cluster.router.http_addr;
