@@ -117,6 +117,24 @@ impl Intake {
     }
 }
 
+impl Client {
+    fn is_stranger(&self) -> bool {
+        matches!(self, Self::Address(_))
+    }
+}
+
+impl Budget {
+    /// The share of one client.
+    fn share_of(&self, client: &Client) -> u64 {
+        if client.is_stranger() { self.address_bytes_max } else { self.share_bytes_max }
+    }
+}
+
+/// The part of a limit that a message of so many bytes may use.
+fn bound(bytes: u64, max: u64) -> u64 {
+    if bytes <= SMALL_BYTES { max } else { max - max / FOR_SMALL }
+}
+
 impl Hold {
     /// Bytes that this hold is charged.
     pub fn bytes(&self) -> u64 {
@@ -125,10 +143,7 @@ impl Hold {
 
     /// The most bytes that one long message of this client can ever hold.
     pub fn most(&self) -> u64 {
-        let Budget { bytes_max, share_bytes_max, address_bytes_max, .. } = &*self.budget;
-        let share = if matches!(self.client, Client::Address(_)) { address_bytes_max } else { share_bytes_max };
-        let most = *share.min(bytes_max);
-        most - most / FOR_SMALL
+        bound(u64::MAX, self.budget.share_of(&self.client).min(self.budget.bytes_max))
     }
 
     /// Charges `more` bytes, or none.
@@ -138,22 +153,20 @@ impl Hold {
 
     /// Holds `bytes` from now on; a smaller amount always fits. Without room the hold is unchanged.
     pub fn set(&mut self, bytes: u64) -> Result<(), IntakeFull> {
-        let Budget { bytes_max, share_bytes_max, address_bytes_max, strangers_bytes_max, used } = &*self.budget;
+        let (share, is_stranger) = (self.budget.share_of(&self.client), self.client.is_stranger());
+        let Budget { bytes_max, strangers_bytes_max, used, .. } = &*self.budget;
         let mut used = used.lock();
-        let bound = |max: u64| if bytes <= SMALL_BYTES { max } else { max - max / FOR_SMALL };
         let all = used.all - self.bytes + bytes;
         let client = used.clients.get(&self.client).copied().unwrap_or(0) - self.bytes + bytes;
-        let is_stranger = matches!(self.client, Client::Address(_));
-        let share = if is_stranger { address_bytes_max } else { share_bytes_max };
         let strangers = if is_stranger { used.strangers - self.bytes + bytes } else { used.strangers };
         if bytes > self.bytes {
-            if client > bound(*share) {
-                return Err(IntakeFull::Share(*share));
+            if client > bound(bytes, share) {
+                return Err(IntakeFull::Share(share));
             }
-            if all > bound(*bytes_max) {
+            if all > bound(bytes, *bytes_max) {
                 return Err(IntakeFull::All(*bytes_max));
             }
-            if is_stranger && strangers > bound(*strangers_bytes_max) {
+            if is_stranger && strangers > bound(bytes, *strangers_bytes_max) {
                 return Err(IntakeFull::Strangers(*strangers_bytes_max));
             }
         }

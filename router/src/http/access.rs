@@ -24,8 +24,13 @@ pub(crate) struct Admitted {
 fn may_call(origins: &[String], headers: &HeaderMap) -> bool {
     let Some(origin) = headers.get(header::ORIGIN) else { return true };
     let Ok(origin) = origin.to_str() else { return false };
-    let host = origin.split_once("://").map(|(_, authority)| authority);
-    host.is_some_and(is_nobodys) || origins.iter().any(|allowed| allowed == ANY || allowed == origin)
+    origin_authority(origin).is_some_and(is_nobodys)
+        || origins.iter().any(|allowed| allowed == ANY || allowed == origin)
+}
+
+/// The `host[:port]` of an origin; `null`, which stands for one that is not told, has none.
+pub(crate) fn origin_authority(origin: &str) -> Option<&str> {
+    origin.split_once("://").map(|(_, authority)| authority)
 }
 
 /// Adds the caller to the request, and removes the key: no code behind this sees it.

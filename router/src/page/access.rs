@@ -2,7 +2,7 @@
 
 use super::Page;
 use crate::auth::{Caller, Denied};
-use crate::http::access::is_nobodys;
+use crate::http::access::{is_nobodys, origin_authority};
 use crate::http::error::Shape;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
@@ -52,7 +52,7 @@ fn may_read(page: &Page, headers: &HeaderMap, uri: &Uri) -> Result<Caller, Refus
 
 /// Whether a page of this origin calls where it is from.
 fn is_of(origin: &HeaderValue, headers: &HeaderMap, uri: &Uri) -> bool {
-    let page = origin.to_str().ok().and_then(|origin| Some(origin.split_once("://")?.1));
+    let page = origin.to_str().ok().and_then(origin_authority);
     page.is_some() && page == authority(headers, uri)
 }
 

@@ -4,13 +4,14 @@
 use crate::THREADS;
 use crate::statistics::median;
 use crate::summary::{Figure, Summary, Target};
+use crate::up::draw;
 use anyhow::{Context, ensure};
 use baton_proto::v1::inference_client::InferenceClient;
 use baton_proto::v1::{CacheOptions, GenerateRequest, Sampling, Segment, TokenIds, Usage, segment::Kind};
 use baton_tests::processes::Up;
 use baton_tests::scrape;
 use futures::future::try_join_all;
-use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
+use rand::{SeedableRng as _, rngs::StdRng};
 use std::time::{Duration, Instant};
 use tokio::time::timeout;
 use tonic::transport::Channel;
@@ -26,8 +27,6 @@ const TOGETHER: usize = 8;
 const PREFIX_TOKENS: usize = 1024;
 const OWN_TOKENS: usize = 64;
 const ROUNDS: usize = 5;
-/// The model's vocabulary from behind its control tokens to before its end.
-const TOKENS: std::ops::Range<u32> = 100..49_000;
 const ANSWER_MAX: Duration = Duration::from_secs(300);
 
 struct Cluster {
@@ -113,10 +112,6 @@ pub(crate) fn measure(summary: &mut Summary) -> anyhow::Result<()> {
         together(&cluster, &mut random, summary).await?;
         cluster.up.stop().map(drop)
     })
-}
-
-fn draw(random: &mut StdRng, tokens: usize) -> Vec<u32> {
-    (0..tokens).map(|_| random.random_range(TOKENS)).collect()
 }
 
 /// First-token times with caches over those without, and what clients were told over what engines counted.

@@ -2,10 +2,10 @@
 
 use crate::statistics::{median, paired_ratio};
 use crate::summary::{Figure, Summary, Target};
-use crate::up::{Seen, TOKENS, Up};
+use crate::up::{Seen, Up, draw};
 use baton_proto::v1::{self, PrefillPolicy};
+use rand::SeedableRng;
 use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
 
 const CLIENTS: usize = 8;
 const PROMPT_TOKENS: usize = 64;
@@ -42,8 +42,7 @@ async fn rounds(summary: &mut Summary) -> anyhow::Result<()> {
     let mut random = StdRng::seed_from_u64(5);
     let (mut rates, mut first_ms) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
     for round in 0..=ROUNDS {
-        let prompt = |_| (0..PROMPT_TOKENS).map(|_| random.random_range(TOKENS)).collect();
-        let prompts: Vec<Vec<u32>> = (0..CLIENTS).map(prompt).collect();
+        let prompts: Vec<Vec<u32>> = (0..CLIENTS).map(|_| draw(&mut random, PROMPT_TOKENS)).collect();
         for turn in 0..2 {
             let way = (round + turn) % 2;
             // A schema does not go with `ignore_eos`. Its answers are cut off within the array.

@@ -3,11 +3,11 @@
 use crate::machine;
 use crate::statistics::{median, paired_ratio};
 use crate::summary::{Figure, Summary, Target};
-use crate::up::{Seen, TOKENS, Up};
+use crate::up::{Seen, Up, draw};
 use anyhow::{Context, ensure};
 use baton_proto::v1::PrefillPolicy;
+use rand::SeedableRng;
 use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
 use std::time::Duration;
 
 const PROMPT_TOKENS: usize = 1024;
@@ -54,7 +54,7 @@ async fn rounds(summary: &mut Summary) -> anyhow::Result<()> {
     let (mut exposed_ms, mut exposed_share, mut bytes) = (Vec::new(), Vec::new(), 0);
     let mut random = StdRng::seed_from_u64(1);
     for round in 0..=ROUNDS {
-        let prompt: Vec<u32> = (0..PROMPT_TOKENS).map(|_| random.random_range(TOKENS)).collect();
+        let prompt = draw(&mut random, PROMPT_TOKENS);
         let mut seen = [None, None, None];
         for turn in 0..3 {
             // Each way goes first, second and last equally often.

@@ -2,11 +2,11 @@
 
 use crate::statistics::{median, paired_ratio};
 use crate::summary::{Figure, Summary, Target};
-use crate::up::{Seen, TOKENS, Up};
+use crate::up::{Seen, Up, draw};
 use anyhow::ensure;
 use baton_proto::v1::PrefillPolicy;
+use rand::SeedableRng;
 use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const PROMPTS: usize = 48;
@@ -52,8 +52,7 @@ async fn rounds(summary: &mut Summary) -> anyhow::Result<()> {
     let mut random = StdRng::seed_from_u64(3);
     let mut series: [Series; 3] = Default::default();
     for round in 0..=ROUNDS {
-        let prompt = |_| (0..PROMPT_TOKENS).map(|_| random.random_range(TOKENS)).collect();
-        let prompts: Vec<Vec<u32>> = (0..PROMPTS).map(prompt).collect();
+        let prompts: Vec<Vec<u32>> = (0..PROMPTS).map(|_| draw(&mut random, PROMPT_TOKENS)).collect();
         let mut answers: Vec<Option<Vec<Seen>>> = vec![None, None, None];
         for turn in 0..POLICIES.len() {
             // Each policy goes first, second and last equally often.

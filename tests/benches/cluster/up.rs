@@ -4,6 +4,8 @@ use crate::{THREADS, machine};
 use anyhow::{Context, ensure};
 use baton_proto::v1::{self, PrefillPolicy, inference_client::InferenceClient, segment::Kind};
 use baton_tests::processes::binary;
+use rand::Rng;
+use rand::rngs::StdRng;
 use std::net::TcpListener;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -13,9 +15,14 @@ use tokio::time::timeout;
 use tonic::transport::Channel;
 
 /// The model's vocabulary from behind its control tokens to before its end.
-pub(crate) const TOKENS: std::ops::Range<u32> = 100..49_000;
+const TOKENS: std::ops::Range<u32> = 100..49_000;
 const START_MAX: Duration = Duration::from_secs(120);
 const ANSWER_MAX: Duration = Duration::from_secs(60);
+
+/// A prompt of so many random tokens.
+pub(crate) fn draw(random: &mut StdRng, tokens: usize) -> Vec<u32> {
+    (0..tokens).map(|_| random.random_range(TOKENS)).collect()
+}
 
 /// What a client saw of one request.
 pub(crate) struct Seen {

@@ -89,8 +89,10 @@ impl Tokenizer {
         let broken = |e: &dyn std::fmt::Display| TextError::Broken(e.to_string());
         let head: Head = serde_json::from_str(&bundle.tokenizer_json).map_err(|e| broken(&e))?;
         let decoder = Decoder::from_json(&head.decoder)?;
-        normalizer::check(&head.normalizer)?;
         let normalizer = SentencePiece::from_json(&head.normalizer)?;
+        if normalizer.is_none() {
+            normalizer::check(&head.normalizer)?;
+        }
         let mut parsed = parsed(&bundle.tokenizer_json, normalizer.is_some()).map_err(|e| broken(&e))?;
         // The crate assigns new ids to added tokens that the vocabulary lacks; a shifted id would give a wrong prompt.
         if let Some(t) = head.added_tokens.iter().find(|t| parsed.token_to_id(&t.content) != Some(t.id)) {

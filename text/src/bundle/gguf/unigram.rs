@@ -56,7 +56,7 @@ fn check_pieces(gguf: &GgufTokenizer, spaces: Spaces) -> Result<(), TextError> {
         if score > 0.0 || score.is_infinite() {
             return Err(TextError::Broken(format!("the score of token {piece:?} is {score}, not a log probability")));
         }
-        if spaces.remove_extra_whitespaces && piece.starts_with([SPACE; 2].iter().collect::<String>().as_str()) {
+        if spaces.remove_extra_whitespaces && piece.strip_prefix(SPACE).is_some_and(|rest| rest.starts_with(SPACE)) {
             return Err(TextError::Unsupported {
                 what: "piece",
                 name: piece.to_owned(),
