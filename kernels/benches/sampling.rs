@@ -4,7 +4,8 @@
 use baton_kernels::cpu::{CpuConfig, CpuKernels};
 use baton_kernels::host::HostKernels;
 use baton_kernels::reference::ReferenceKernels;
-use baton_kernels::step::{Delta, Join, SlotRows, SlotSamplers, StepInput};
+use baton_kernels::sampling::TokenSet;
+use baton_kernels::step::{Delta, Join, LateMask, SlotRows, SlotSamplers, StepInput};
 use baton_types::SamplingParams;
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
@@ -23,6 +24,15 @@ fn logits(spread: f32) -> Vec<f32> {
         row
     };
     (0..ROWS).flat_map(|_| row()).collect()
+}
+
+/// With only some tokens allowed.
+const MASKED: &str = "temperature mask";
+
+/// Any half of the tokens, as a grammar may leave them within a text.
+fn half() -> TokenSet {
+    let mut rng = StdRng::seed_from_u64(2);
+    (0..VOCAB as u32).filter(|_| rng.random_bool(0.5)).collect()
 }
 
 fn steps(params: &SamplingParams) -> [StepInput; 2] {
@@ -49,13 +59,19 @@ fn sampling(c: &mut Criterion) {
         ("top_p penalties", SamplingParams { repetition_penalty: 1.1, ..top_p.clone() }),
         ("top_p logprobs", SamplingParams { logprobs: Some(5), ..top_p.clone() }),
         ("wide top_p", SamplingParams { temperature: 2.0, top_p: 0.99, ..plain.clone() }),
+        (MASKED, plain.clone()),
     ];
     let logits = logits(2.5);
     let mut group = c.benchmark_group("sampling");
     let fast = CpuKernels::new(CpuConfig { threads: 2, ..CpuConfig::default() }).expect("threads start");
     let slow = ReferenceKernels::new(Default::default());
     for (name, params) in kinds {
-        let [join, step] = steps(&params);
+        let [mut join, mut step] = steps(&params);
+        if name == MASKED {
+            for row in join.segments.iter_mut().chain(&mut step.segments) {
+                row.masks = vec![LateMask::known(half())];
+            }
+        }
         let (mut ours, mut theirs) = (SlotSamplers::new(ROWS, VOCAB), SlotSamplers::new(ROWS, VOCAB));
         for samplers in [&mut ours, &mut theirs] {
             samplers.begin(&join, &mut Vec::new());

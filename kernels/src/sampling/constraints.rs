@@ -4,7 +4,7 @@ use super::SampleError;
 use baton_types::TokenId;
 
 /// Tokens of a word of a set.
-const WORD: usize = u64::BITS as usize;
+pub(crate) const WORD: usize = u64::BITS as usize;
 
 /// A set of tokens, one bit each.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -90,9 +90,18 @@ impl Constraints<'_> {
         }
     }
 
-    /// Gives every other token the logit `-inf`, so the weight 0.
-    pub(super) fn keep_allowed(&self, logits: &mut [f32]) -> Result<(), SampleError> {
-        let mut kept = if self.allowed == [None, None] { logits.len() } else { self.keep_sets(logits) };
+    /// Gives every other token the logit `-inf`, so the weight 0. `mask` does so to the logits whose bits are not set, as [`mask`] does.
+    pub(super) fn keep_allowed(
+        &self,
+        logits: &mut [f32],
+        mask: impl FnOnce(&mut [f32], AllowedWords<'_>),
+    ) -> Result<(), SampleError> {
+        let mut kept = logits.len();
+        if self.allowed != [None, None] {
+            let words = AllowedWords { sets: self.allowed, vocab: logits.len(), at: 0 };
+            kept = words.clone().map(|word| word.count_ones() as usize).sum();
+            mask(logits, words);
+        }
         for token in self.barred {
             if let Some(logit) = logits.get_mut(*token as usize).filter(|logit| logit.is_finite()) {
                 *logit = f32::NEG_INFINITY;
@@ -101,25 +110,44 @@ impl Constraints<'_> {
         }
         if kept == 0 { Err(SampleError::NothingAllowed) } else { Ok(()) }
     }
+}
 
-    /// Keeps what is in both sets. Returns how many tokens these are.
-    fn keep_sets(&self, logits: &mut [f32]) -> usize {
-        let mut kept = 0;
-        for (at, logits) in logits.chunks_mut(WORD).enumerate() {
-            // Bits behind the vocabulary count for nothing.
-            let there = u64::MAX >> (WORD - logits.len());
-            let word = |set: &&TokenSet| set.words.get(at).copied().unwrap_or(0);
-            let allowed = self.allowed.iter().flatten().map(word).fold(there, |all, word| all & word);
-            kept += allowed.count_ones() as usize;
-            if allowed == 0 {
-                logits.fill(f32::NEG_INFINITY);
-            } else if allowed != there {
-                for (bit, logit) in logits.iter_mut().enumerate() {
-                    *logit = if allowed >> bit & 1 == 1 { *logit } else { f32::NEG_INFINITY };
-                }
-            }
+/// The tokens of a vocabulary that are in both sets, as bits, [`WORD`] at a time.
+#[derive(Clone, Debug)]
+pub(crate) struct AllowedWords<'a> {
+    sets: [Option<&'a TokenSet>; 2],
+    vocab: usize,
+    at: usize,
+}
+
+impl Iterator for AllowedWords<'_> {
+    type Item = u64;
+
+    #[inline]
+    fn next(&mut self) -> Option<u64> {
+        let rest = self.vocab.checked_sub(self.at * WORD).filter(|rest| *rest > 0)?;
+        // Bits behind the vocabulary count for nothing.
+        let there = u64::MAX >> (WORD - rest.min(WORD));
+        let word = |set: &&TokenSet| set.words.get(self.at).copied().unwrap_or(0);
+        let allowed = self.sets.iter().flatten().map(word).fold(there, |all, word| all & word);
+        self.at += 1;
+        Some(allowed)
+    }
+}
+
+/// Gives the logit `-inf` to tokens whose bits are not set.
+pub(super) fn mask(logits: &mut [f32], words: AllowedWords<'_>) {
+    for (logits, word) in logits.chunks_mut(WORD).zip(words) {
+        mask_word(logits, word);
+    }
+}
+
+/// As [`mask`], for the tokens of one word.
+pub(crate) fn mask_word(logits: &mut [f32], word: u64) {
+    for (bit, logit) in logits.iter_mut().enumerate() {
+        if word >> bit & 1 == 0 {
+            *logit = f32::NEG_INFINITY;
         }
-        kept
     }
 }
 

@@ -25,6 +25,7 @@ mod tests;
 pub(crate) mod typical;
 mod words;
 
+pub(crate) use constraints::{AllowedWords, WORD, mask_word};
 pub use constraints::{Constraints, TokenSet};
 pub use history::History;
 pub(crate) use logprobs::log_total;
@@ -97,7 +98,7 @@ impl Draw<'_> {
         check_finite(logits)?;
         let mut adjusted = Cow::Borrowed(logits);
         if self.adjusts() {
-            self.adjust(adjusted.to_mut())?;
+            self.adjust(adjusted.to_mut(), constraints::mask)?;
         }
         let token = if params.is_greedy() {
             order::most_likely(&adjusted)
@@ -114,11 +115,15 @@ impl Draw<'_> {
         !bias.is_empty() || allowed != [None, None] || !barred.is_empty() || History::is_needed(self.params)
     }
 
-    /// Bias, penalties, then allowed and barred tokens.
-    pub(crate) fn adjust(&self, logits: &mut [f32]) -> Result<(), SampleError> {
+    /// Bias, penalties, then allowed and barred tokens. `mask` gives the logit `-inf` to tokens whose bits are not set.
+    pub(crate) fn adjust(
+        &self,
+        logits: &mut [f32],
+        mask: impl FnOnce(&mut [f32], AllowedWords<'_>),
+    ) -> Result<(), SampleError> {
         self.constraints.add_bias(logits);
         self.history.penalize(self.params, logits);
-        self.constraints.keep_allowed(logits)
+        self.constraints.keep_allowed(logits, mask)
     }
 
     /// The random number of the draw.

@@ -16,7 +16,7 @@ use crate::step::RowSampler;
 use baton_types::{SamplingParams, TokenId, TokenLogprobs};
 use candidates::{Candidates, Measure, Row, pick, target};
 use parking_lot::Mutex;
-use passes::{BLOCK, Maxima, Scale, Shares, Sums};
+use passes::{BLOCK, Mask, Maxima, Scale, Shares, Sums};
 
 /// Memory for rows that are sampled at the same time; each thread takes one for a row.
 #[derive(Debug, Default)]
@@ -79,7 +79,7 @@ impl Scratch {
         if draw.adjusts() {
             self.adjusted.clear();
             self.adjusted.extend_from_slice(logits);
-            draw.adjust(&mut self.adjusted)?;
+            draw.adjust(&mut self.adjusted, |logits, words| width.run(Mask { logits, words }))?;
             adjusted = row(width, &self.adjusted, &mut self.adjusted_maxima).0;
         }
         let mut work = Work { width, sums: &mut self.sums, candidates: &mut self.candidates };

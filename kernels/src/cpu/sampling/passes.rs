@@ -2,6 +2,7 @@
 
 use crate::cpu::simd::{Pass, WIDEST, Wide};
 use crate::sampling::exp::{COEFFICIENTS, LN2_HIGH, LN2_LOW, ROUND, UNDERFLOW};
+use crate::sampling::{AllowedWords, WORD, mask_word};
 
 /// Logits of a block. Each block has its largest logit, so that later passes go over few of them.
 pub(super) const BLOCK: usize = 128;
@@ -52,6 +53,35 @@ impl Pass for Maxima<'_> {
             best = w.max(largest, best);
         }
         (w.max_lane(best), w.max_lane_int(magnitudes) < INFINITY)
+    }
+}
+
+/// Gives the logit `-inf` to tokens whose bits are not set.
+pub(super) struct Mask<'a> {
+    pub(super) logits: &'a mut [f32],
+    pub(super) words: AllowedWords<'a>,
+}
+
+impl Pass for Mask<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn call<W: Wide>(self, w: W) {
+        let Self { logits, mut words } = self;
+        let barred = w.splat(f32::NEG_INFINITY);
+        let (blocks, rest) = logits.as_chunks_mut::<WORD>();
+        for (block, word) in blocks.iter_mut().zip(&mut words) {
+            for first in (0..WORD).step_by(W::LANES) {
+                // SAFETY: the vector lies within the block.
+                unsafe {
+                    let at = block.as_mut_ptr().add(first);
+                    w.store(at, w.choose((word >> first) as u32, w.load(at), barred));
+                }
+            }
+        }
+        if let Some(word) = words.next() {
+            mask_word(rest, word);
+        }
     }
 }
 

@@ -46,6 +46,8 @@ pub(in crate::cpu) trait Wide: Copy {
     fn max(self, a: Self::F, b: Self::F) -> Self::F;
     /// A bit for each lane, the first one lowest: whether `from <= x < below`.
     fn within(self, x: Self::F, from: Self::F, below: Self::F) -> u32;
+    /// The lanes of `x` whose bits are set, the first one lowest, and `y` in the others. Bits of further lanes count for nothing.
+    fn choose(self, chosen: u32, x: Self::F, y: Self::F) -> Self::F;
 
     fn add_int(self, a: Self::I, b: Self::I) -> Self::I;
     fn sub_int(self, a: Self::I, b: Self::I) -> Self::I;
@@ -212,6 +214,11 @@ impl Wide for Plain {
     #[inline(always)]
     fn within(self, x: Self::F, from: Self::F, below: Self::F) -> u32 {
         (0..FOUR).fold(0, |bits, lane| bits | u32::from((x[lane] >= from[lane]) & (x[lane] < below[lane])) << lane)
+    }
+
+    #[inline(always)]
+    fn choose(self, chosen: u32, x: Self::F, y: Self::F) -> Self::F {
+        std::array::from_fn(|lane| if chosen >> lane & 1 == 1 { x[lane] } else { y[lane] })
     }
 
     #[inline(always)]

@@ -146,6 +146,15 @@ impl Wide for Eight {
     }
 
     #[inline(always)]
+    fn choose(self, chosen: u32, x: __m256, y: __m256) -> __m256 {
+        op!({
+            let bits = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+            let set = _mm256_and_si256(_mm256_set1_epi32(chosen.cast_signed()), bits);
+            _mm256_blendv_ps(y, x, _mm256_castsi256_ps(_mm256_cmpeq_epi32(set, bits)))
+        })
+    }
+
+    #[inline(always)]
     fn add_int(self, a: __m256i, b: __m256i) -> __m256i {
         op!(_mm256_add_epi32(a, b))
     }
@@ -308,6 +317,11 @@ impl Wide for Sixteen {
     #[inline(always)]
     fn within(self, x: __m512, from: __m512, below: __m512) -> u32 {
         op!(u32::from(_mm512_cmp_ps_mask::<_CMP_GE_OQ>(x, from) & _mm512_cmp_ps_mask::<_CMP_LT_OQ>(x, below)))
+    }
+
+    #[inline(always)]
+    fn choose(self, chosen: u32, x: __m512, y: __m512) -> __m512 {
+        op!(_mm512_mask_mov_ps(y, chosen as u16, x))
     }
 
     #[inline(always)]
