@@ -180,9 +180,11 @@ impl Call {
         if !self.say(DecodeEvent::Claimed).await {
             return;
         }
+        // The generation phase begins with adopted KV, or with the first token of a prompt that is prefilled here.
+        let mut generating = None;
         if let Some(adopted) = self.adopted.take() {
             let span = self.parent.span("decode.await_kv");
-            // A failed handoff drops the sender and leaves the reason among the events.
+            // A failed handoff drops the sender and leaves the reason among the events: nothing is generated.
             if let Ok(Adopted { bytes }) = self.adoption(adopted).await {
                 span.attribute("baton.kv.bytes", bytes as i64).end();
                 let now = self.service.parts.runtime.now();
@@ -191,10 +193,9 @@ impl Call {
                 if !self.say(DecodeEvent::Adopted { bytes, await_us }).await {
                     return;
                 }
+                generating = Some(self.generating());
             }
         }
-        // A prompt that is prefilled here enters the generation phase with its first token.
-        let mut generating = (!self.prefills).then(|| self.generating());
         while let Some(event) = self.events.recv().await {
             if let SequenceEvent::Token { finish, at, .. } = &event {
                 let generating = generating.get_or_insert_with(|| {

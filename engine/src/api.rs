@@ -174,9 +174,6 @@ pub trait PrefillObserver: Send {
     fn grown(&mut self, _blocks: &baton_types::BlockTables) {}
     /// KV of `layer` (model layer) is enqueued for positions `0..tokens_end`; it may be read once `fence` is done.
     fn layer_launched(&mut self, layer: u32, tokens_end: usize, fence: &Fence);
-    /// The sequence was preempted: its blocks were freed and it starts over (a new `started` follows). All reads must have ended before
-    /// this returns. Sequences under a transfer are not preempted, so only a prefill without observer demand is restarted.
-    fn restarted(&mut self) {}
     /// All KV of the prompt is computed and the first token is sampled; [`SequenceEvent::Prefilled`] follows. A reader of the blocks keeps
     /// the lease until its reads have ended. The event does not carry the lease, because the event's receiver may be gone.
     fn prefilled(&mut self, lease: Lease);

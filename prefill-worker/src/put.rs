@@ -80,11 +80,6 @@ impl PrefillObserver for PutObserver {
         self.prefilled(lease);
         self.put.abort("the prefill ended early");
     }
-
-    fn restarted(&mut self) {
-        // Dropping an open handoff aborts it.
-        *self.put.handle.lock() = None;
-    }
 }
 
 impl PromptPut {

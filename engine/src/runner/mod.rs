@@ -38,7 +38,7 @@ use step::{Retired, Step};
 /// How soon the engine checks paused or held sequences again: short compared with a token's time, long compared with the check.
 const RECHECK: Duration = Duration::from_millis(5);
 
-/// How often expired cache entries are evicted; the scan takes time for each idle block.
+/// How often expired cache entries are evicted; the scan takes time for each pin.
 const EXPIRE_EVERY: Duration = Duration::from_secs(1);
 
 /// Result of a turn.

@@ -145,8 +145,8 @@ impl<M: StepModel> Runner<M> {
                 self.scheduler.advance(segment.key, segment.rows, false, Rest::Nothing, now);
                 continue;
             }
-            let Some(slot) = sampled.next().filter(|slot| slot.rows.len() == 1 + slot.accepted.min(segment.drafts))
-            else {
+            let as_asked = |slot: &SlotOutput| slot.accepted <= segment.drafts && slot.rows.len() == 1 + slot.accepted;
+            let Some(slot) = sampled.next().filter(as_asked) else {
                 return Err(DeviceError::Failed("a step sampled other tokens than it was asked for".into()).into());
             };
             let logits = |at: usize| (at < output.logits.rows()).then(|| output.logits.row(at));

@@ -30,6 +30,7 @@ pub(super) async fn count(State(meter): State<Meter>, request: Request, next: Ne
             let text = if reads { response.body().size_hint().lower() } else { 0 };
             match call.grow(text) {
                 Ok(()) => response.map(|body| Body::new(Counted::new(body, call))),
+                Err(_) if is_probe(&path) => uncounted(response, version),
                 Err(full) => refused(full),
             }
         }
@@ -70,6 +71,7 @@ mod tests {
             let meter: Meter = Arc::new(move |_| intake.hold(Client::at(Ipv4Addr::LOCALHOST.into())));
             let mut routes = Router::new()
                 .route("/healthz", get(async || "ok"))
+                .route("/readyz", get(async || "x".repeat(64 << 10)))
                 .route(LONG, get(async || "x".repeat(64 << 10)))
                 .fallback(async || "nothing")
                 .layer(from_fn_with_state(meter, count));
@@ -84,7 +86,10 @@ mod tests {
             assert_eq!(ask(room, "/nowhere", version).await, (200, 7));
             let is_http_2 = version == Version::HTTP_2;
             assert_eq!(ask(none, "/healthz", version).await, (200, if is_http_2 { 0 } else { 2 }));
-            for (bytes_max, path) in [(none, "/nowhere"), (none, LONG), (32 << 10, LONG)] {
+            let not_for_its_text = 32 << 10;
+            let length = if is_http_2 { 0 } else { 64 << 10 };
+            assert_eq!(ask(not_for_its_text, "/readyz", version).await, (200, length));
+            for (bytes_max, path) in [(none, "/nowhere"), (none, LONG), (not_for_its_text, LONG)] {
                 let (status, length) = ask(bytes_max, path, version).await;
                 assert_eq!((status, length == 0), (429, is_http_2), "{path}");
             }

@@ -1,10 +1,10 @@
 //! The generating endpoints.
 
+use super::parse::{Parser, parse};
 use super::received::{Head, Received, receive};
 use super::{HttpState, headers, sse, whole};
 use crate::anthropic::{self, MessageForm};
 use crate::auth::Caller;
-use crate::config::READING_COSTS;
 use crate::flow::{Generation, Prepared};
 use crate::openai::logprobs::TextOfToken;
 use crate::openai::responses::{self, ResponseForm};
@@ -12,14 +12,14 @@ use crate::openai::{
     AnswerHead, AnswerOptions, Common, Endpoint, PromptShown, chat as chat_request, completions as completions_request,
 };
 use crate::output::{Opening, cache_hit_percent};
-use crate::request::{Prompt, Request, ToolChoice, Tools};
+use crate::request::{Request, ToolChoice, Tools};
 use crate::wire::{Form, Parts};
 use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
-use baton_node::intake::{Client, Hold};
+use baton_node::intake::Client;
 use baton_text::answer::{AnswerFormat, AnswerParser};
-use baton_types::{ErrorKind, Grammar, RequestError};
+use baton_types::{Grammar, RequestError};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::time::timeout;
@@ -61,30 +61,6 @@ impl Api {
     }
 }
 
-/// Reads a body as a request.
-pub(super) type Parser = fn(&[u8]) -> Result<(Prompt, Common), RequestError>;
-
-/// Most memory of a parsed JSON value, with its key in an object: values take more than their text.
-const VALUE_COSTS: u64 = 72;
-
-/// Values of a JSON text, but for one: the others come behind one of these signs, outside of strings.
-fn values(json: &[u8]) -> u64 {
-    let (mut in_string, mut escaped, mut count) = (false, false, 0);
-    for byte in json {
-        match byte {
-            _ if escaped => escaped = false,
-            b'\\' if in_string => escaped = true,
-            b'"' => in_string = !in_string,
-            b',' | b':' | b'[' | b'{' if !in_string => count += 1,
-            _ => {}
-        }
-    }
-    count
-}
-
-/// Larger bodies are parsed off the threads that serve connections: it takes milliseconds.
-const LONG_BODY_BYTES: usize = 256 << 10;
-
 async fn answer(state: HttpState, caller: Caller, call: Call, api: Api) -> Response {
     match receive(&state, caller, call).await {
         Ok(received) => {
@@ -93,40 +69,6 @@ async fn answer(state: HttpState, caller: Caller, call: Call, api: Api) -> Respo
         }
         Err(refused) => refused,
     }
-}
-
-/// Parses a body as a request; a long one off the threads that serve connections. The hold then counts the parsed
-/// request instead of the body.
-pub(super) async fn parse(
-    body: Vec<u8>,
-    parser: Parser,
-    mut hold: Hold,
-) -> Result<((Prompt, Common), Hold), RequestError> {
-    hold.set(body.len() as u64 * READING_COSTS)?;
-    let long = body.len() > LONG_BODY_BYTES;
-    let parse = move || {
-        let (values, most) = (values(&body), hold.most());
-        let takes = body.len() as u64 * READING_COSTS + values * VALUE_COSTS;
-        if long && takes > most {
-            let message = format!(
-                "reading this body takes {takes} bytes of memory, with {values} JSON values in it; one request may take {most}: send fewer values"
-            );
-            return Err(RequestError::new(ErrorKind::InvalidRequest, message));
-        }
-        hold.set(takes)?;
-        let parsed = parser(&body)?;
-        drop(body);
-        // Its text needs no more memory than parsing it; the values of tools and calls do.
-        let (held, values) = (hold.bytes(), parsed.0.value_bytes());
-        let text = parsed.0.bytes() - values + parsed.1.parameters.model.len() as u64;
-        hold.set(text.min(held) + values)?;
-        Ok((parsed, hold))
-    };
-    if !long {
-        return parse();
-    }
-    let failed = |_| RequestError::new(ErrorKind::Internal, "the router failed to read the body; send it again");
-    tokio::task::spawn_blocking(parse).await.map_err(failed)?
 }
 
 async fn generate(state: &HttpState, received: Received, api: Api) -> Response {
@@ -213,7 +155,7 @@ fn parts(request: &Prepared) -> Option<Parts> {
     let text = request.model.text.as_ref()?;
     let format = text.answer_format()?;
     let tools = request.tools.as_ref().map_or_else(Arc::default, Tools::names);
-    // A form begins with the first token, without reasoning. One that is not calls has none.
+    // A grammar leaves no room for reasoning, and only one of calls has parts.
     let (format, tools) = match request.sampling.grammar.as_deref() {
         None => (format, tools),
         Some(Grammar::Calls(_)) => (AnswerFormat { reasons: false, ..format }, tools),
@@ -265,7 +207,7 @@ fn response_form(is_stream: bool, request: &Prepared) -> ResponseForm {
     let tools = request.tools.as_ref();
     ResponseForm {
         id: format!("resp_{}", request.id),
-        model: request.model.card.id.clone(),
+        model: request.served_name().to_owned(),
         created: now(),
         is_stream,
         prompt_tokens: request.prompt_tokens(),
@@ -283,29 +225,10 @@ fn response_form(is_stream: bool, request: &Prepared) -> ResponseForm {
 fn message_form(is_stream: bool, request: &Prepared) -> MessageForm {
     MessageForm {
         id: format!("msg_{}", request.id),
-        model: request.model.card.id.clone(),
+        model: request.served_name().to_owned(),
         is_stream,
         prompt_tokens: request.prompt_tokens() as u32,
         seed: request.sampling.seed,
         parts: parts(request),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::values;
-
-    #[test]
-    fn values_are_counted_outside_of_strings() {
-        for (json, expected) in [
-            ("1", 0),
-            (r#"{"a":[[0],[0]]}"#, 6),
-            (r#"{"text":"a, b: [c] {d}"}"#, 2),
-            (r#"["\\",1]"#, 2),
-            (r#"["\"",1]"#, 2),
-            (r#"["a\",:[b",1]"#, 2),
-        ] {
-            assert_eq!(values(json.as_bytes()), expected, "{json}");
-        }
     }
 }

@@ -6,6 +6,7 @@ use crate::testing::http;
 use crate::testing::text::tokens;
 use baton_proto::v1::{self, FinishReason};
 use baton_types::{AdapterCard, Digest, Role};
+use serde_json::json;
 use std::time::{Duration, Instant};
 use tonic::{Code, Status};
 
@@ -116,4 +117,27 @@ async fn workers_without_the_adapter_get_nothing_of_it() {
     // The last one that has it takes it back.
     announce(&cluster, &has, &[]).await;
     assert_eq!(refusal(&cluster, of("sql", ask("hello"))).await.code(), Code::NotFound);
+}
+
+#[tokio::test]
+async fn every_api_answers_with_the_name_of_the_adapter() {
+    let cluster = Cluster::start(|_| ()).await;
+    let d = cluster.worker(Role::Decode, "d").await;
+    announce(&cluster, &d, &[card("sql", 7)]).await;
+    let messages = json!([{"role": "user", "content": "hi"}]);
+    for (path, body) in [
+        ("/v1/chat/completions", json!({"model": "sql", "messages": messages, "max_tokens": 1})),
+        ("/v1/completions", json!({"model": "sql", "prompt": "hi", "max_tokens": 1})),
+        ("/v1/responses", json!({"model": "sql", "input": "hi", "max_output_tokens": 1})),
+        ("/v1/messages", json!({"model": "sql", "messages": messages, "max_tokens": 1})),
+    ] {
+        let worker = async {
+            let decode = d.decode().await;
+            decode.claimed().await;
+            decode.last(u32::from(b'a'), FinishReason::Length).await;
+        };
+        let (answer, ()) = tokio::join!(http::post(cluster.router.http_addr, path, &body), worker);
+        let answer = answer.json().await;
+        assert_eq!(answer["model"], "sql", "{path}: {answer}");
+    }
 }

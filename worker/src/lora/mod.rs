@@ -250,6 +250,10 @@ impl Adapters {
             let outcome = inner.load(digest, slot).await;
             let count = if outcome.is_ok() { &inner.loads } else { &inner.failures };
             count.fetch_add(1, Ordering::Relaxed);
+            if outcome.is_err() {
+                // The device may still have the adapter that the slot had before, which no longer counts.
+                inner.engine.set_adapter(AdapterSlot(slot as u32), None, |_| ());
+            }
             inner.slots.change(|slots| slots.loaded(slot, outcome.is_ok()));
             // The caller may be gone.
             let _ = loaded.send(outcome);
@@ -285,14 +289,14 @@ impl Inner {
     }
 }
 
-/// Other adapters are used.
+/// No slot became free in time.
 fn no_slot() -> RequestError {
     let message = "other adapters have all slots of this worker, or all of their memory; try again later, or raise \
                    engine.lora.max_loras (--max-loras) and engine.lora.memory_bytes_max";
     RequestError::new(ErrorKind::Overloaded, message).retry_after(RETRY_AFTER)
 }
 
-/// Its load has begun, and goes on.
+/// The load did not end in time. It goes on.
 fn slow_load() -> RequestError {
     let message =
         "the adapter takes longer to load than this request may wait; try again, or raise engine.lora.wait_ms_max";
