@@ -30,23 +30,24 @@ fn values(json: &[u8]) -> u64 {
 
 /// Parses a body as a request. The hold then counts the parsed request instead of the body.
 pub(super) async fn parse(body: Vec<u8>, parser: Parser, hold: Hold) -> Result<((Prompt, Common), Hold), RequestError> {
-    let (parsed, mut hold) = read(body, parser, hold).await?;
-    hold_parsed(&parsed, &mut hold)?;
-    Ok((parsed, hold))
+    read(body, move |body, hold| parse_within(body, parser, hold), hold).await
 }
 
-/// Has the hold count a parsed request instead of its body.
-pub(super) fn hold_parsed((prompt, common): &(Prompt, Common), hold: &mut Hold) -> Result<(), RequestError> {
+/// As [`parse`], within the work of [`read`].
+pub(super) fn parse_within(body: Vec<u8>, parser: Parser, hold: &mut Hold) -> Result<(Prompt, Common), RequestError> {
+    let (prompt, common) = parser(&body)?;
+    drop(body);
     // Its text needs no more memory than parsing it; the values of tools and calls do.
     let (held, values) = (hold.bytes(), prompt.value_bytes());
     let text = prompt.bytes() - values + common.parameters.model.len() as u64;
-    Ok(hold.set(text.min(held) + values)?)
+    hold.set(text.min(held) + values)?;
+    Ok((prompt, common))
 }
 
-/// Parses a body. The hold counts what that takes.
+/// Has `parser` read a body, off the threads that serve connections if it is long. The hold counts what that takes.
 pub(super) async fn read<T: Send + 'static>(
     body: Vec<u8>,
-    parser: impl FnOnce(&[u8]) -> Result<T, RequestError> + Send + 'static,
+    parser: impl FnOnce(Vec<u8>, &mut Hold) -> Result<T, RequestError> + Send + 'static,
     mut hold: Hold,
 ) -> Result<(T, Hold), RequestError> {
     let length = body.len() as u64;
@@ -61,7 +62,7 @@ pub(super) async fn read<T: Send + 'static>(
             return Err(RequestError::new(ErrorKind::InvalidRequest, message));
         }
         hold.set(takes)?;
-        Ok((parser(&body)?, hold))
+        Ok((parser(body, &mut hold)?, hold))
     })
     .await
 }

@@ -1,7 +1,7 @@
 //! `/tokenize`, `/detokenize` and `/v1/messages/count_tokens`: tokens of a prompt as requests have them, and the text
 //! of tokens.
 
-use super::parse::{hold_parsed, parse, read};
+use super::parse::{Parser, parse, parse_within, read};
 use super::received::{Head, Received, receive};
 use super::{HttpState, headers, whole};
 use crate::anthropic;
@@ -13,6 +13,7 @@ use crate::request::check_vocab;
 use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
+use baton_node::intake::Hold;
 use baton_types::RequestError;
 use serde_json::{Value, json};
 
@@ -61,14 +62,12 @@ async fn answer(
 /// Count, ids and, if asked for, texts of the tokens of a prompt or of messages.
 async fn tokens(state: &HttpState, received: Received) -> Result<Response, RequestError> {
     let Received { head: Head { client, deadline, .. }, body, hold } = received;
-    let parser = |body: &[u8]| {
-        let asked = request::kind(body)?;
-        let parsed = if asked.is_chat { chat::parse(body)? } else { completions::parse(body)? };
-        Ok((asked, parsed))
+    let parse = |body: Vec<u8>, hold: &mut Hold| {
+        let asked = request::kind(&body)?;
+        let parser: Parser = if asked.is_chat { chat::parse } else { completions::parse };
+        Ok((asked, parse_within(body, parser, hold)?))
     };
-    let ((asked, parsed), mut hold) = read(body, parser, hold).await?;
-    hold_parsed(&parsed, &mut hold)?;
-    let (prompt, Common { parameters, .. }) = parsed;
+    let ((asked, (prompt, Common { parameters, .. })), hold) = read(body, parse, hold).await?;
     let (tokens, model) = state.core.tokens_of(&parameters, prompt, deadline).await?;
     drop(hold);
     let mut room = state.core.answers.hold(client);
@@ -86,7 +85,7 @@ async fn tokens(state: &HttpState, received: Received) -> Result<Response, Reque
 /// The text of tokens, control tokens included.
 async fn text(state: &HttpState, received: Received) -> Result<Response, RequestError> {
     let Received { head: Head { client, deadline, .. }, body, hold } = received;
-    let (Detokenize { model, tokens }, _hold) = read(body, request::detokenize, hold).await?;
+    let (Detokenize { model, tokens }, _hold) = read(body, |body, _| request::detokenize(&body), hold).await?;
     let model = state.core.served_model(&model, deadline).await?;
     check_vocab("tokens", &tokens, &model.card)?;
     let none = || RequestError::invalid("model", "this model has no tokenizer");
