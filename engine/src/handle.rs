@@ -2,8 +2,9 @@
 
 use crate::api::{AdapterUse, Load, Run, SequenceRequest, SequenceSink, SubmitError};
 use crate::config::EngineConfig;
+use crate::error::EngineError;
 use crate::gate::{LogitObserver, SequenceGate};
-use crate::grammar::Grammars;
+use crate::grammar::{GrammarThreads, Grammars};
 use crate::health::Heartbeat;
 use crate::mailbox::{AdapterChange, Asked, Submission, is_counted};
 use crate::model::ModelError;
@@ -221,9 +222,14 @@ impl EngineHandle {
         self.shared().mailbox.change_adapter(AdapterChange { slot, adapter, done: Box::new(done) });
     }
 
-    /// Sets the grammars of its model. Without them, sequences with a grammar are refused.
-    pub fn set_grammars(&self, grammars: Arc<dyn Grammars>) {
-        *self.shared().grammars.write() = Some(grammars);
+    /// Sets the grammars of its model, and starts threads that follow them. Without them, sequences with a grammar are refused.
+    ///
+    /// # Errors
+    /// If a thread cannot be started.
+    pub fn set_grammars(&self, grammars: Arc<dyn Grammars>) -> Result<(), EngineError> {
+        let threads = GrammarThreads::start(grammars, self.config().running_max).map_err(EngineError::Thread)?;
+        *self.shared().grammars.write() = Some(threads);
+        Ok(())
     }
 
     /// Whether sequences may have a grammar.

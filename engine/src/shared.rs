@@ -4,7 +4,7 @@ use crate::api::{Load, SequenceRequest};
 use crate::config::EngineConfig;
 use crate::error::EngineError;
 use crate::gate::{LogitObserver, SequenceGate};
-use crate::grammar::Grammars;
+use crate::grammar::GrammarThreads;
 use crate::health::Health;
 use crate::mailbox::Mailbox;
 use crate::scheduler::{Accounts, Awaited, Prefix};
@@ -25,7 +25,7 @@ pub(crate) struct Shared {
     pub(crate) block_tokens: usize,
     pub(crate) gate: RwLock<Option<Arc<dyn SequenceGate>>>,
     /// Those of its model, if it has any.
-    pub(crate) grammars: RwLock<Option<Arc<dyn Grammars>>>,
+    pub(crate) grammars: RwLock<Option<Arc<GrammarThreads>>>,
     pub(crate) logits: RwLock<Option<Arc<dyn LogitObserver>>>,
     pub(crate) load: Mutex<Load>,
     /// A sequence lacks blocks: meanwhile no blocks are leased to peers.

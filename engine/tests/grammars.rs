@@ -12,8 +12,8 @@ use baton_kernels::lagging::{LagConfig, Lagging};
 use baton_kernels::sampling::TokenSet;
 use baton_types::{ErrorKind, FinishReason, Grammar, KvPoolMap, RequestError, SamplingParams, TokenId};
 use common::{FOREVER, Sink};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 const MODEL: &str = "random:hidden=64,layers=2,heads=4,kv_heads=2,head_dim=16,ffn=96,vocab=301,context=128,seed=5";
@@ -21,8 +21,10 @@ const VOCAB: TokenId = 301;
 const END: TokenId = 300;
 
 /// Each token is one to seven above the one before it, the first from 0 to 6. From 200 on the answer may end, from 290 on it must.
-/// A Lark grammar fails, with its text as the reason, once a token is above 50; "slow" takes its time; "panics" does.
-struct Rising;
+/// A Lark grammar fails, with its text as the reason, once a token is above 50; "slow" takes its time; "panics" does; "held" starts once
+/// nobody else holds the lock.
+#[derive(Clone, Default)]
+struct Rising(Arc<Mutex<()>>);
 
 struct Risen {
     last: Option<TokenId>,
@@ -30,8 +32,13 @@ struct Risen {
 }
 
 impl Grammars for Rising {
+    fn stack_bytes(&self) -> usize {
+        1 << 20
+    }
+
     fn start(&self, grammar: &Grammar, answer: &[TokenId]) -> Result<Box<dyn GrammarState>, RequestError> {
         let Grammar::Lark(told) = grammar else { return Err(RequestError::invalid("grammar", "it is no Lark")) };
+        let _held = (told == "held").then(|| self.0.lock().unwrap());
         let mut state = Risen { last: None, told: told.clone() };
         answer.iter().try_for_each(|token| state.advance(*token))?;
         Ok(Box::new(state))
@@ -51,7 +58,7 @@ impl Risen {
 impl GrammarState for Risen {
     fn allowed(&mut self) -> Result<TokenSet, RequestError> {
         match &*self.told {
-            "rising" => {}
+            "rising" | "held" => {}
             "slow" => std::thread::sleep(Duration::from_millis(3)),
             told if self.last.is_some_and(|last| last > 50) => {
                 assert_ne!(told, "panics");
@@ -79,7 +86,7 @@ enum On {
     Lagging,
 }
 
-fn serve(on: On, has_grammars: bool) -> EngineHandle {
+fn serve(on: On, grammars: Option<Rising>) -> EngineHandle {
     let source = RandomModel::parse(MODEL).unwrap();
     let config = EngineConfig {
         model_len_max: source.spec().context,
@@ -100,8 +107,8 @@ fn serve(on: On, has_grammars: bool) -> EngineHandle {
     let memory = device.alloc_pool(&map).unwrap();
     memory.write_by(Instant::now() + FOREVER, 0, &vec![0xff; map.bytes()]).unwrap();
     let engine = Engine::start(model, memory, &map, config).unwrap();
-    if has_grammars {
-        engine.set_grammars(Arc::new(Rising));
+    if let Some(grammars) = grammars {
+        engine.set_grammars(Arc::new(grammars)).unwrap();
     }
     engine
 }
@@ -153,13 +160,13 @@ fn rises(answer: &Answer) -> bool {
 #[test]
 fn every_token_is_allowed_and_the_bits_are_those_of_a_sequence_alone() {
     let alone = |seed| {
-        let (answer, end) = finish(&submit(&serve(On::Cpu, true), request(seed, lark("rising"))));
+        let (answer, end) = finish(&submit(&serve(On::Cpu, Some(Rising::default())), request(seed, lark("rising"))));
         assert!(rises(&answer) && end == Ok(FinishReason::Stop), "{answer:?} {end:?}");
         answer
     };
     let alone: Vec<Answer> = (0..6).map(alone).collect();
     for on in [On::Cpu, On::Lagging] {
-        let engine = serve(on, true);
+        let engine = serve(on, Some(Rising::default()));
         let free = submit(&engine, SequenceRequest { priority: 1, ..request(9, None) });
         let running: Vec<_> = (0..6).map(|seed| submit(&engine, request(seed, lark("slow")))).collect();
         for (events, alone) in running.iter().zip(&alone) {
@@ -179,7 +186,7 @@ fn every_token_is_allowed_and_the_bits_are_those_of_a_sequence_alone() {
 #[test]
 fn min_tokens_counts_where_the_grammar_leaves_a_choice() {
     for on in [On::Cpu, On::Lagging] {
-        let engine = serve(on, true);
+        let engine = serve(on, Some(Rising::default()));
         let mut asked = request(0, lark("rising"));
         (asked.sampling.min_tokens, asked.sampling.logit_bias) = (85, vec![(END, 100.0)]);
         let (answer, end) = finish(&submit(&engine, asked.clone()));
@@ -195,7 +202,7 @@ fn min_tokens_counts_where_the_grammar_leaves_a_choice() {
 #[test]
 fn a_grammar_that_fails_fails_its_sequence_alone() {
     for on in [On::Cpu, On::Lagging] {
-        let engine = serve(on, true);
+        let engine = serve(on, Some(Rising::default()));
         let fine = submit(&engine, request(1, lark("rising")));
         let failed = |grammar| {
             let (answer, end) = finish(&submit(&engine, request(2, grammar)));
@@ -220,8 +227,35 @@ fn a_grammar_that_fails_fails_its_sequence_alone() {
 }
 
 #[test]
+fn a_grammar_that_takes_long_to_start_holds_up_no_other_sequence() {
+    for on in [On::Cpu, On::Lagging] {
+        let rising = Rising::default();
+        let engine = serve(on, Some(rising.clone()));
+        let held = rising.0.lock().unwrap();
+        let running = submit(&engine, request(1, None));
+        let late = submit(&engine, SequenceRequest { priority: 1, ..request(3, lark("held")) });
+        for others in [running, submit(&engine, request(4, None))] {
+            let (answer, end) = finish(&others);
+            assert!(!answer.is_empty() && end.is_ok(), "{on:?}: {end:?}");
+        }
+        assert!(late.try_recv().is_err(), "{on:?}: it has no blocks yet");
+        drop(held);
+        let (answer, end) = finish(&late);
+        assert!(rises(&answer) && end == Ok(FinishReason::Stop), "{on:?}: {answer:?}");
+    }
+}
+
+#[test]
+fn a_grammar_that_is_refused_computes_nothing() {
+    let engine = serve(On::Cpu, Some(Rising::default()));
+    let (answer, end) = finish(&submit(&engine, request(2, Some(Grammar::Regex("a".into())))));
+    assert_eq!((answer.len(), end.unwrap_err().0), (0, ErrorKind::InvalidRequest));
+    assert_eq!(engine.load().prefill_rows, 0);
+}
+
+#[test]
 fn without_grammars_a_sequence_with_one_is_refused() {
-    let engine = serve(On::Cpu, false);
+    let engine = serve(On::Cpu, None);
     let (sender, _events) = channel();
     let refused = engine.submit(request(1, lark("rising")), Run::Full, Box::new(Sink(sender))).map(drop).unwrap_err();
     assert!(refused.to_string().contains("this model has no grammars"), "{refused}");

@@ -151,7 +151,7 @@ fn start(
     let memory = device.alloc_pool(&map)?;
     let engine = Engine::start_with_draft(network, memory.clone(), &map, config, draft)?;
     if let Some(compiler) = grammars {
-        engine.set_grammars(Arc::new(ModelGrammars::new(compiler)));
+        engine.set_grammars(Arc::new(ModelGrammars::new(compiler)))?;
     }
     // If the pool is smaller than the context, it bounds the longest sequence that can be served.
     let card = ModelCard { context_max: engine.len_max() as u32, ..card };

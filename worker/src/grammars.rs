@@ -44,6 +44,10 @@ impl ModelGrammars {
 }
 
 impl Grammars for ModelGrammars {
+    fn stack_bytes(&self) -> usize {
+        grammar::STACK_BYTES
+    }
+
     fn start(&self, grammar: &Grammar, answer: &[TokenId]) -> Result<Box<dyn GrammarState>, RequestError> {
         let mut state = self.compiled(grammar)?.start();
         state.advance(answer)?;

@@ -1,18 +1,24 @@
 //! Sequences whose tokens follow a grammar. The engine knows no text: what a grammar allows comes from [`Grammars`], by token ids.
 //!
+//! A sequence takes no part in steps before its grammar has started, that is, before its first mask is there: compiling may take long, and
+//! all rows of a step wait for each other.
+//!
 //! The allowed tokens of a position follow from the token before it. Where a device has one step ahead, a step is launched before that
-//! token is known: its mask is a promise, which a thread of `MaskThreads` keeps while the device computes the row's logits.
+//! token is known: its mask is a promise, which one of the `GrammarThreads` keeps while the device computes the row's logits.
 
+mod starts;
 mod threads;
 
-pub(crate) use threads::MaskThreads;
+pub(crate) use threads::GrammarThreads;
 
+use crate::scheduler::SequenceKey;
 use baton_kernels::sampling::TokenSet;
 use baton_kernels::step::LateMask;
-use baton_types::{ErrorKind, Grammar, RequestError, TokenId};
+use baton_types::{ErrorKind, Grammar, RequestError, Share, TokenId};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -21,6 +27,9 @@ const MASK_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// The grammars of one model.
 pub trait Grammars: Send + Sync {
+    /// Stack of a thread that starts and follows them: grammars may recurse along chains of rules. Only what is used is resident.
+    fn stack_bytes(&self) -> usize;
+
     /// The state of an answer that has these tokens. May compile, so it may take long.
     ///
     /// # Errors
@@ -50,12 +59,19 @@ pub(crate) struct Asked<'a> {
     pub(crate) answer: &'a [TokenId],
     /// Number of its tokens, prompt included.
     pub(crate) position: usize,
+    pub(crate) priority: i32,
+    pub(crate) share: Share,
+    pub(crate) min_tokens: u32,
+    /// All tokens but those that end the answer, of which none is drawn before it has `min_tokens`, if the grammar leaves another.
+    pub(crate) without_ends: TokenSet,
 }
 
-/// The masks of one sequence. Dropping it keeps all promises that steps may wait for.
+/// The masks of one sequence. Dropping it takes back a start that still waits, and keeps all promises that steps may wait for.
 pub(crate) struct SequenceGrammar {
     work: Arc<Work>,
-    threads: MaskThreads,
+    threads: Arc<GrammarThreads>,
+    /// The place of its start among those of others.
+    start: Option<SequenceKey>,
     /// Masks of the positions from `position` on; the first is known, or a thread works on it.
     masks: VecDeque<LateMask>,
     /// Number of tokens of the sequence.
@@ -65,6 +81,8 @@ pub(crate) struct SequenceGrammar {
 struct Work {
     state: Mutex<Option<Box<dyn GrammarState>>>,
     failed: OnceLock<RequestError>,
+    /// Whether its first mask is there.
+    has_started: AtomicBool,
     /// All tokens but those that end the answer.
     without_ends: TokenSet,
     /// Before this position, none is drawn that ends the answer, if the grammar leaves another.
@@ -72,25 +90,37 @@ struct Work {
 }
 
 impl SequenceGrammar {
-    /// `without_ends` are all tokens but those that end the answer, of which none is drawn before it has `min_tokens`, if the grammar
-    /// leaves another.
-    pub(crate) fn new(
-        grammars: Arc<dyn Grammars>,
+    /// Has a thread start the grammar, which calls `started` at the end, whether that failed or not.
+    pub(crate) fn start(
         asked: Asked<'_>,
-        min_tokens: u32,
-        without_ends: TokenSet,
-        threads: MaskThreads,
+        threads: Arc<GrammarThreads>,
+        started: impl FnOnce() + Send + 'static,
     ) -> Self {
-        let Asked { grammar, answer, position } = asked;
+        let Asked { grammar, answer, position, priority, share, min_tokens, without_ends } = asked;
         let ends_from = position - answer.len() + min_tokens as usize;
-        let work = Arc::new(Work { state: Mutex::default(), failed: OnceLock::new(), without_ends, ends_from });
-        let mut sequence = Self { work, threads, masks: VecDeque::new(), position };
-        let answer = answer.to_vec();
-        sequence.enqueue(true, move |state| {
+        let (state, failed, has_started) = (Mutex::default(), OnceLock::new(), AtomicBool::new(false));
+        let work = Arc::new(Work { state, failed, has_started, without_ends, ends_from });
+        let mut sequence = Self { work, threads, start: None, masks: VecDeque::new(), position };
+        let (answer, grammars) = (answer.to_vec(), sequence.threads.grammars().clone());
+        let fill = sequence.fill_next(move |state| {
             *state = Some(grammars.start(&grammar, &answer)?);
             Ok(())
         });
+        let work = Arc::downgrade(&sequence.work);
+        let job = move || {
+            fill();
+            if let Some(work) = work.upgrade() {
+                work.has_started.store(true, Ordering::Release);
+                started();
+            }
+        };
+        sequence.start = Some(sequence.threads.start_one(priority, share, Box::new(job)));
         sequence
+    }
+
+    /// Whether its first mask is there.
+    pub(crate) fn has_started(&self) -> bool {
+        self.work.has_started.load(Ordering::Acquire)
     }
 
     /// The mask of a row that samples the token at `position`.
@@ -106,7 +136,10 @@ impl SequenceGrammar {
     pub(crate) fn advance(&mut self, token: TokenId) {
         self.position += 1;
         self.masks.pop_front();
-        self.enqueue(false, move |state| state.as_mut().map_or(Ok(()), |state| state.advance(token)));
+        let fill = self.fill_next(move |state| state.as_mut().map_or(Ok(()), |state| state.advance(token)));
+        if let Err(error) = self.threads.go_on(Box::new(fill)) {
+            self.mask(self.position).fill(Arc::new(self.work.fail(error)));
+        }
     }
 
     /// Why its last token cannot be trusted, if it cannot.
@@ -114,34 +147,28 @@ impl SequenceGrammar {
         self.work.failed.get()
     }
 
-    /// Has a thread change the state and fill the mask of the next position. What `starts` may take longer.
-    fn enqueue(
+    /// The work of one mask: changes the state, and fills the mask of the next position.
+    fn fill_next(
         &mut self,
-        starts: bool,
         change: impl FnOnce(&mut Option<Box<dyn GrammarState>>) -> Result<(), RequestError> + Send + 'static,
-    ) {
-        let (position, mask) = (self.position, self.mask(self.position));
-        let (work, promised) = (Arc::downgrade(&self.work), mask.clone());
-        let is_taken = self.threads.run(
-            starts,
-            Box::new(move || {
-                // Nobody waits for the mask of a sequence that has ended.
-                let Some(work) = work.upgrade() else { return };
-                let allowed = catch_unwind(AssertUnwindSafe(|| work.allowed(position, change)));
-                // The panic hook has reported a panic.
-                let allowed = allowed
-                    .unwrap_or_else(|_| work.fail(RequestError::new(ErrorKind::Internal, "its grammar panicked")));
-                promised.fill(Arc::new(allowed));
-            }),
-        );
-        if let Err(error) = is_taken {
-            mask.fill(Arc::new(self.work.fail(error)));
+    ) -> impl FnOnce() + Send + 'static {
+        let (position, promised) = (self.position, self.mask(self.position));
+        let work = Arc::downgrade(&self.work);
+        move || {
+            // Nobody waits for the mask of a sequence that has ended.
+            let Some(work) = work.upgrade() else { return };
+            let allowed = catch_unwind(AssertUnwindSafe(|| work.allowed(position, change)));
+            // The panic hook has reported a panic.
+            let allowed =
+                allowed.unwrap_or_else(|_| work.fail(RequestError::new(ErrorKind::Internal, "its grammar panicked")));
+            promised.fill(Arc::new(allowed));
         }
     }
 }
 
 impl Drop for SequenceGrammar {
     fn drop(&mut self) {
+        self.start.into_iter().for_each(|place| self.threads.leave(place));
         // A launched step may wait for a row whose token nobody takes.
         let any = Arc::new(self.work.without_ends.clone());
         self.masks.iter().for_each(|mask| mask.fill(any.clone()));

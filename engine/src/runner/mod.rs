@@ -16,7 +16,6 @@ use crate::api::{SequenceEvent, SubmitError};
 use crate::draft_model::DraftRunner;
 use crate::gaps::StepGaps;
 use crate::gate::{SequenceGate, SequencePhase};
-use crate::grammar::MaskThreads;
 use crate::mailbox::{AdapterChange, Submission, is_counted};
 use crate::model::ModelError;
 use crate::rates::Rates;
@@ -26,7 +25,7 @@ use crate::speculation::Speculation;
 use crate::step_model::StepModel;
 use baton_kernels::device::STEPS_MAX;
 use baton_kv_cache::{ForkCopy, Lease};
-use baton_types::{ErrorKind, FinishReason, seeded};
+use baton_types::{ErrorKind, seeded};
 use sequence::{Common, Sequence};
 use slots::Slots;
 use std::collections::{BTreeMap, VecDeque};
@@ -46,9 +45,9 @@ const EXPIRE_EVERY: Duration = Duration::from_secs(1);
 pub enum Turn {
     /// A step is running. The next turn waits for it and finishes it.
     Launched,
-    /// Nothing can run until there is input,
+    /// Nothing can run.
     Idle {
-        /// or until this instant.
+        /// Until this instant, or until there is input.
         until: Option<Instant>,
     },
     /// The stop was requested.
@@ -62,7 +61,6 @@ pub(crate) struct Runner<M> {
     scheduler: Scheduler,
     sequences: BTreeMap<SequenceKey, Sequence>,
     slots: Slots,
-    mask_threads: MaskThreads,
     /// The steps that were launched and are not finished, oldest first; at most `steps_max`.
     steps: VecDeque<Step>,
     steps_max: usize,
@@ -85,9 +83,9 @@ pub(crate) struct Runner<M> {
     expires_at: Option<Instant>,
 }
 
-fn common<'a>(shared: &'a Shared, mask_threads: &'a MaskThreads) -> Common<'a> {
+fn common(shared: &Shared) -> Common<'_> {
     let grammars = shared.grammars.read().clone();
-    Common { vocab: shared.vocab, end_tokens: &shared.config.end_tokens, grammars, mask_threads }
+    Common { vocab: shared.vocab, end_tokens: &shared.config.end_tokens, grammars }
 }
 
 /// Sinks and gates as of one instant.
@@ -113,6 +111,10 @@ impl Conditions for Now<'_> {
         self.gate.as_ref().is_none_or(|gate| gate.is_open(&self.sequences[&key].request.id, phase))
     }
 
+    fn is_prepared(&self, key: SequenceKey) -> bool {
+        self.sequences[&key].is_prepared()
+    }
+
     fn is_retiring(&self) -> bool {
         self.is_retiring
     }
@@ -134,7 +136,6 @@ impl<M: StepModel> Runner<M> {
         };
         let scheduler = Scheduler::new(config, shared.pool.clone());
         let slots = Slots::new(shared.config.running_max);
-        let mask_threads = MaskThreads::new(shared.config.running_max);
         let speculation = Speculation::new(&shared.config.speculation, shared.config.logit_rows_max());
         Self {
             model,
@@ -142,7 +143,6 @@ impl<M: StepModel> Runner<M> {
             scheduler,
             sequences: BTreeMap::new(),
             slots,
-            mask_threads,
             steps: VecDeque::new(),
             steps_max,
             finished_at: None,
@@ -177,7 +177,7 @@ impl<M: StepModel> Runner<M> {
                 while self.finish_oldest()? {}
                 return Ok(Turn::Ended);
             }
-            self.end_cancelled();
+            self.end_early();
             let now = self.shared.clock.now();
             self.expire(now);
             if self.awaits_tokens() {
@@ -209,6 +209,7 @@ impl<M: StepModel> Runner<M> {
         self.shared.starved.store(decisions.starved, Ordering::Release);
         *self.shared.accounts.lock() = Some(self.scheduler.accounts().clone());
         self.apply(&decisions.preempted, &decisions.started, now);
+        self.prepare(&decisions.to_prepare);
         self.propose(&mut decisions);
         std::mem::take(&mut decisions.ended)
             .into_iter()
@@ -297,17 +298,18 @@ impl<M: StepModel> Runner<M> {
 
     fn accept(&mut self, submission: Submission) {
         let (key, counted) = (submission.key, is_counted(&submission.run));
-        let common = common(&self.shared, &self.mask_threads);
+        let common = common(&self.shared);
         let (sequence, arrival) = Sequence::new(submission, counted, &common);
         self.scheduler.add(key, arrival);
         self.sequences.insert(key, sequence);
     }
 
-    fn end_cancelled(&mut self) {
-        let cancelled = self.sequences.iter().filter(|(_, s)| s.is_cancelled()).map(|(key, _)| *key);
-        for key in cancelled.collect::<Vec<_>>() {
+    /// Ends sequences that were cancelled, and those whose grammars failed.
+    fn end_early(&mut self) {
+        let ends = self.sequences.iter().filter_map(|(key, sequence)| Some((*key, sequence.ends_early()?)));
+        for (key, end) in ends.collect::<Vec<_>>() {
             let lease = self.scheduler.remove(key);
-            self.end_sequence(key, lease, SequenceEvent::Finished { reason: FinishReason::Cancelled });
+            self.end_sequence(key, lease, end);
         }
     }
 
@@ -338,6 +340,19 @@ impl<M: StepModel> Runner<M> {
                 self.shared.mailbox.turn_came(*key);
                 let unused = std::mem::take(&mut sequence.charged).min(cached);
                 self.shared.mailbox.left_queue(*key, sequence.request.share, unused);
+            }
+        }
+    }
+
+    fn prepare(&mut self, keys: &[SequenceKey]) {
+        for key in keys {
+            let shared = Arc::downgrade(&self.shared);
+            if let Some(sequence) = self.sequences.get_mut(key) {
+                sequence.prepare(&common(&self.shared), move || {
+                    if let Some(shared) = shared.upgrade() {
+                        shared.mailbox.wake();
+                    }
+                });
             }
         }
     }

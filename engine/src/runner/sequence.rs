@@ -1,7 +1,7 @@
 //! One sequence as the engine thread sees it: tokens, parameters and its sink.
 
 use crate::api::{PrefillObserver, Run, SequenceEvent, SequenceRequest, SequenceSink};
-use crate::grammar::{Asked, Grammars, MaskThreads, SequenceGrammar};
+use crate::grammar::{Asked, GrammarThreads, SequenceGrammar};
 use crate::mailbox::Submission;
 use crate::scheduler::Arrival;
 use crate::speculation::{Drafter, Proposer};
@@ -9,7 +9,7 @@ use baton_kernels::sampling::TokenSet;
 use baton_kernels::step::{AdapterSlot, Join, LateMask};
 use baton_kv_cache::{HASH_TOKENS, PrefixHash};
 use baton_types::fence::AlreadyDone;
-use baton_types::{BlockTables, Fence, FinishReason, RequestError, TokenId};
+use baton_types::{BlockTables, ErrorKind, Fence, FinishReason, RequestError, TokenId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -37,9 +37,9 @@ pub(super) struct Sequence {
     without_ends: Option<LateMask>,
     /// What is proposed for it; `None` before its first token here, and where nothing is.
     pub(super) drafter: Option<Drafter>,
-    /// Proposals in the launched step,
+    /// Proposals in the launched step.
     pub(super) drafts: Vec<TokenId>,
-    /// and where they come from.
+    /// Where `drafts` come from.
     pub(super) proposer: Proposer,
     /// The masks of its grammar, which hold `without_ends` already.
     grammar: Option<SequenceGrammar>,
@@ -53,8 +53,7 @@ pub(super) struct Common<'a> {
     pub(super) vocab: usize,
     /// Those of the model.
     pub(super) end_tokens: &'a [TokenId],
-    pub(super) grammars: Option<Arc<dyn Grammars>>,
-    pub(super) mask_threads: &'a MaskThreads,
+    pub(super) grammars: Option<Arc<GrammarThreads>>,
 }
 
 impl Sequence {
@@ -120,8 +119,16 @@ impl Sequence {
         self.request.adapter.as_ref().map(|used| used.slot)
     }
 
-    pub(super) fn is_cancelled(&self) -> bool {
-        self.cancelled.load(Ordering::Acquire)
+    /// How it ends, if it does not go on.
+    pub(super) fn ends_early(&self) -> Option<SequenceEvent> {
+        if self.cancelled.load(Ordering::Acquire) {
+            return Some(SequenceEvent::Finished { reason: FinishReason::Cancelled });
+        }
+        let RequestError { kind, message, .. } = self.failure()?.clone();
+        if kind == ErrorKind::Internal {
+            tracing::error!(request = %self.request.id, "{message}");
+        }
+        Some(SequenceEvent::Failed { kind, message })
     }
 
     /// What the device needs to know of it, but for its slot and its blocks.
@@ -139,16 +146,27 @@ impl Sequence {
         }
     }
 
-    /// Starts its grammar, if it has one, with the first rows that are computed for it: those that wait hold none.
-    pub(super) fn start_grammar(&mut self, common: &Common<'_>) {
-        let SequenceRequest { tokens, prompt_len, sampling, .. } = &self.request;
-        let (None, Some(grammar), Some(grammars)) = (&self.grammar, &sampling.grammar, &common.grammars) else {
+    /// Whether its grammar, if it has one, has started.
+    pub(super) fn is_prepared(&self) -> bool {
+        self.request.sampling.grammar.is_none() || self.grammar.as_ref().is_some_and(SequenceGrammar::has_started)
+    }
+
+    /// Has a thread start its grammar, which calls `started` once that is done; nothing, if it was called before.
+    pub(super) fn prepare(&mut self, common: &Common<'_>, started: impl FnOnce() + Send + 'static) {
+        let SequenceRequest { tokens, prompt_len, sampling, priority, share, .. } = &self.request;
+        let (None, Some(grammar), Some(threads)) = (&self.grammar, &sampling.grammar, &common.grammars) else {
             return;
         };
-        let asked = Asked { grammar: grammar.clone(), answer: &tokens[*prompt_len..], position: tokens.len() };
-        let without_ends = TokenSet::all_but(common.vocab, sampling.ends(common.end_tokens));
-        let threads = common.mask_threads.clone();
-        self.grammar = Some(SequenceGrammar::new(grammars.clone(), asked, sampling.min_tokens, without_ends, threads));
+        let asked = Asked {
+            grammar: grammar.clone(),
+            answer: &tokens[*prompt_len..],
+            position: tokens.len(),
+            priority: *priority,
+            share: *share,
+            min_tokens: sampling.min_tokens,
+            without_ends: TokenSet::all_but(common.vocab, sampling.ends(common.end_tokens)),
+        };
+        self.grammar = Some(SequenceGrammar::start(asked, threads.clone(), started));
     }
 
     /// The mask of a row that samples the token at `position`, if it has one.
@@ -209,7 +227,7 @@ impl Sequence {
         is_full.then_some(FinishReason::Length)
     }
 
-    /// Why a token that was sampled for it cannot be taken, besides what the device says.
+    /// Why its grammar failed: what is sampled for it from then on is not taken.
     pub(super) fn failure(&self) -> Option<&RequestError> {
         self.grammar.as_ref()?.failure()
     }

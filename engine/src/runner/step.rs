@@ -1,6 +1,6 @@
 //! One step: collect the batch, launch it, and once it is done send what it sampled.
 
-use super::{Runner, common};
+use super::Runner;
 use crate::api::{PrefillObserver, SequenceEvent};
 use crate::model::{ModelError, StepInput};
 use crate::scheduler::{Rest, Segment, SequenceKey};
@@ -10,7 +10,7 @@ use baton_kernels::device::DeviceError;
 use baton_kernels::sampling::{SampleError, Sampled, prompt_logprob};
 use baton_kernels::step::{Logits, RowId, SlotOutput, SlotRows};
 use baton_kv_cache::{Lease, PrefixHash};
-use baton_types::{ErrorKind, FinishReason, PromptLogprobs, RequestError, seeded};
+use baton_types::{ErrorKind, FinishReason, PromptLogprobs, seeded};
 use std::time::{Duration, Instant};
 
 /// A step that was launched and is not finished.
@@ -21,9 +21,9 @@ pub(super) struct Step {
     launched: Instant,
     /// When the device had nothing else to do: at the launch, or at the end of the step before.
     from: Instant,
-    /// Sequences whose proposals are of the draft model,
+    /// Sequences whose proposals are of the draft model.
     drafted: Vec<SequenceKey>,
-    /// and how long that took before the launch.
+    /// How long the draft model took before the launch.
     drafting: Duration,
     /// What ended sequences leave behind; this step is the last that uses their blocks.
     pub(super) retired: Vec<Retired>,
@@ -125,7 +125,7 @@ impl<M: StepModel> Runner<M> {
             let free_from = before.map_or(step.from, |before| before.max(step.from));
             speculation.took(step.decode_rows, now.saturating_duration_since(free_from));
         }
-        let decoding = step.segments.iter().filter(|segment| segment.decode).count();
+        let decoding = step.segments.iter().filter(|segment| segment.decode && segment.samples).count();
         self.rates.add(step.prefill_rows, decoding, decoding + accepted, now - began + step.drafting);
         self.count(step.prefill_rows, decoding + accepted);
         self.shared.health.alive(now, true);
@@ -208,7 +208,6 @@ impl<M: StepModel> Runner<M> {
     fn gather(&mut self, segments: &[Segment], launched: Instant) -> StepInput {
         let mut step = StepInput::default();
         let returns_logits = self.shared.logits.read().is_some();
-        let common = common(&self.shared, &self.mask_threads);
         self.slots.tell_left(&mut step.deltas);
         let mut observed = Vec::new();
         for segment in segments {
@@ -218,7 +217,6 @@ impl<M: StepModel> Runner<M> {
                 unreachable!("a planned sequence exists and holds blocks");
             };
             sequence.launched_at.get_or_insert(launched);
-            sequence.start_grammar(&common);
             let Segment { key, position, rows, samples, drafts, .. } = *segment;
             debug_assert_eq!(sequence.drafts.len(), drafts, "each proposal has a row");
             let slot = self.slots.place(key, lease.tables(), segments, &mut step.deltas, || sequence.join());
@@ -261,12 +259,7 @@ impl<M: StepModel> Runner<M> {
         let tokens = tokens.map(|(at, token)| prompt_logprob(logits.row(first + at), *token, top));
         match tokens.collect::<Result<_, _>>() {
             Ok(tokens) => sequence.tell(SequenceEvent::Prompt(PromptLogprobs { first: next as u32, tokens })),
-            Err(error) => {
-                tracing::error!(request = %request.id, "{error}");
-                let lease = self.scheduler.remove(segment.key);
-                let failed = SequenceEvent::Failed { kind: ErrorKind::Internal, message: error.to_string() };
-                self.end_sequence(segment.key, lease, failed);
-            }
+            Err(error) => self.fail(segment.key, &error),
         }
         Ok(())
     }
@@ -290,17 +283,16 @@ impl<M: StepModel> Runner<M> {
         {
             observer.computed(&request.id, request.tokens.len(), &lease.tables_behind(request.tokens.len()), logits);
         }
-        let failure = sequence.failure().cloned();
-        let failure =
-            failure.or_else(|| Some(RequestError::new(ErrorKind::Internal, result.as_ref().err()?.to_string())));
-        let (Ok(sampled), None) = (result, &failure) else {
-            let RequestError { kind, message, .. } = failure.unwrap_or_else(|| unreachable!("it has no token"));
-            if kind == ErrorKind::Internal {
-                tracing::error!(request = %request.id, "{message}");
-            }
-            let lease = self.scheduler.remove(key);
-            self.end_sequence(key, lease, SequenceEvent::Failed { kind, message });
+        if sequence.failure().is_some() {
+            // It ends before the next step is planned.
             return Ok(());
+        }
+        let sampled = match result {
+            Ok(sampled) => sampled,
+            Err(error) => {
+                self.fail(key, &error);
+                return Ok(());
+            }
         };
         let given = request.tokens.len();
         let finish = sequence.push(sampled.token, &self.shared.config.end_tokens, self.shared.len_max());
@@ -331,6 +323,16 @@ impl<M: StepModel> Runner<M> {
             self.finish(key, reason);
         }
         Ok(())
+    }
+
+    /// A row of it could not be sampled.
+    fn fail(&mut self, key: SequenceKey, error: &SampleError) {
+        let message = error.to_string();
+        if let Some(sequence) = self.sequences.get(&key) {
+            tracing::error!(request = %sequence.request.id, "{message}");
+        }
+        let lease = self.scheduler.remove(key);
+        self.end_sequence(key, lease, SequenceEvent::Failed { kind: ErrorKind::Internal, message });
     }
 
     fn finish(&mut self, key: SequenceKey, reason: FinishReason) {

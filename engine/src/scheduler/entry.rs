@@ -203,7 +203,7 @@ impl Entry {
         self.prefix.as_ref().filter(|_| is_computed).map(|prefix| prefix.whole)
     }
 
-    /// Prefill is launched: each step needs one row.
+    /// Prefill is launched: each step needs one row, and more where a state went back.
     pub(super) fn is_decode(&self) -> bool {
         self.position() >= self.prefill_end
     }
@@ -244,12 +244,11 @@ impl Entry {
         (self.computed + rows).min(self.computed_before).saturating_sub(self.computed)
     }
 
-    /// What was generated since the last state is computed again.
+    /// What was generated since the last state is computed again, in the rows of the next decode.
     pub(super) fn go_back(&mut self) {
         if let Some(lease) = &mut self.lease {
             lease.undo();
         }
-        self.prefill_end = self.len;
     }
 
     /// Returns to the queue without blocks.

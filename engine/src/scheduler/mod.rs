@@ -91,6 +91,8 @@ pub trait Conditions {
     fn continues(&self, key: SequenceKey) -> bool;
     /// Whether no gate holds the sequence in this phase.
     fn is_open(&self, key: SequenceKey, phase: SequencePhase) -> bool;
+    /// Whether the sequence can take part in a step.
+    fn is_prepared(&self, key: SequenceKey) -> bool;
     /// Whether launched steps use blocks of sequences that were removed. These are free once the steps are done.
     fn is_retiring(&self) -> bool;
 }

@@ -6,6 +6,9 @@ use super::{Conditions, Scheduler, SequenceKey};
 use baton_kv_cache::{Lease, StateBefore};
 use std::time::Instant;
 
+/// Sequences are prepared that run now or in the next batch. Others wait without, because what prepares them takes memory.
+const PREPARED_BATCHES: usize = 2;
+
 /// Rows of one sequence in the next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
@@ -17,7 +20,7 @@ pub struct Segment {
     pub rows: usize,
     /// Whether the last row's logits determine the next token.
     pub samples: bool,
-    /// Whether this is a decode row, and rows of proposals behind it; otherwise prefill.
+    /// Whether this is a decode row, behind those that a state has to take in again, and before rows of proposals; otherwise prefill.
     pub decode: bool,
     /// How many of the rows are those of proposed tokens. Each of them samples too.
     pub drafts: usize,
@@ -52,6 +55,8 @@ pub struct Decisions {
     pub preempted: Vec<SequenceKey>,
     /// Sequences that left the queue for the first time.
     pub started: Vec<SequenceKey>,
+    /// The next sequences that would run, but are not prepared.
+    pub to_prepare: Vec<SequenceKey>,
     /// The next step; empty if nothing can run.
     pub batch: Vec<Segment>,
     /// Whether a sequence lacks blocks: meanwhile no blocks should be leased to peers.
@@ -65,6 +70,8 @@ struct Pass<'a> {
     now: Instant,
     ready: &'a [SequenceKey],
     prefill: PrefillRows,
+    /// Rows left for decodes that need more than one.
+    decode_again: usize,
     running: usize,
     /// The last sequence that was running when the pass began and may lose its place: sequences after it cannot take one.
     last_parkable: Option<Standing>,
@@ -91,6 +98,10 @@ impl Scheduler {
         if self.tenants > 1 {
             ready.sort_by_cached_key(|key| self.place(*key));
         }
+        let is_prepared = |key: &SequenceKey| conditions.is_prepared(*key);
+        let next = ready.iter().take(PREPARED_BATCHES * self.config.running_max);
+        decisions.to_prepare = next.filter(|key| !is_prepared(key)).copied().collect();
+        ready.retain(is_prepared);
         let mut pass = self.open_pass(now, &ready);
         for key in &ready {
             self.visit(*key, conditions, &mut pass, &mut decisions);
@@ -132,17 +143,21 @@ impl Scheduler {
     }
 
     fn open_pass<'a>(&mut self, now: Instant, ready: &'a [SequenceKey]) -> Pass<'a> {
-        let single_rows =
-            ready.iter().map(|key| &self.entries[key]).filter(|e| e.is_decode()).count().min(self.config.running_max);
+        let decodes = ready.iter().map(|key| &self.entries[key]).filter(|e| e.is_decode());
+        let (decodes, pending) = decodes.fold((0, 0), |(n, sum), entry| (n + 1, sum + entry.pending()));
+        let single_rows = decodes.min(self.config.running_max);
+        let decode_again = self.config.chunk_tokens_max.max(self.config.running_max) - single_rows;
+        let decode_again = decode_again.min(pending.saturating_sub(decodes));
         // At least one row: a full batch slows prefill down but never stops it. Rows stay within `EngineConfig::step_rows_max`, because a
         // sequence in prefill takes one of the `running_max` places.
         let beside_decode = if single_rows > 0 { self.config.mixed_chunk_tokens_max } else { usize::MAX };
-        let rows = self.config.chunk_tokens_max.saturating_sub(single_rows).min(beside_decode).max(1);
+        let rows = self.config.chunk_tokens_max.saturating_sub(single_rows + decode_again).min(beside_decode).max(1);
         let running = self.entries.iter().filter(|(_, e)| e.stage == Stage::Running);
         let parkable = running.filter(|(_, e)| e.is_preemptable());
         let last_parkable = parkable.map(|(key, entry)| Standing::new(*key, entry.is_beyond)).max();
         Pass {
             prefill: self.divide_rows(ready, rows),
+            decode_again,
             running: self.totals().running,
             last_parkable,
             closed: false,
@@ -167,7 +182,10 @@ impl Scheduler {
             return;
         }
         let (position, pending, decode, share) = (entry.position(), entry.pending(), entry.is_decode(), entry.share);
-        let rows = if decode { 1 } else { pending.min(pass.prefill.of(key, share)) };
+        let rows = match decode {
+            true => 1 + pass.decode_again.min(pending.saturating_sub(1)),
+            false => pending.min(pass.prefill.of(key, share)),
+        };
         let rows = entry.with_scored(position, rows, pass.prefill.scored_of(key, share));
         let rows = self.rows_with_states(entry, rows, !decode);
         if rows == 0 {
@@ -191,8 +209,9 @@ impl Scheduler {
         }
         self.count_preemptions(before, pass, decisions);
         let scored = self.entries[&key].scored_in(position, rows);
-        if !decode {
-            pass.prefill.take(key, share, rows, scored.len());
+        match decode {
+            true => pass.decode_again -= rows - 1,
+            false => pass.prefill.take(key, share, rows, scored.len()),
         }
         let (scored_from, scored, samples) = (scored.start, scored.len(), rows == pending);
         decisions.batch.push(Segment { key, position, rows, samples, decode, drafts: 0, scored, scored_from });

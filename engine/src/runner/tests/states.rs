@@ -93,6 +93,7 @@ fn rejected_proposals_leave_no_trace_in_a_state() {
         let lasts = Some(Box::new(|| std::thread::sleep(Duration::from_micros(200))) as _);
         let next = Some(repeating_token as _);
         let engine = engine(Hooks { is_asynchronous, before_finish: lasts, next, ..Hooks::default() });
+        let mut prompts = 0;
         for seed in 0..4 {
             let tokens = repetition(&prompt(seed, 6), 30);
             let output = submit(&engine, shared_request(&tokens, 90, "a"), Run::Full).end().0;
@@ -100,9 +101,11 @@ fn rejected_proposals_leave_no_trace_in_a_state() {
             // The states that it cached are those of its tokens.
             let all = [&tokens[..], &output[..60], &[7]].concat();
             assert_eq!(run(&engine, shared_request(&all, 3, "a")).0, repetition(&all, 3));
+            prompts += tokens.len() + all.len();
         }
         let load = engine.load();
         assert!(load.accepted_tokens > 0 && load.accepted_tokens < load.proposed_tokens, "{load:?}");
         assert!(load.cached_tokens > 0, "{load:?}");
+        assert_eq!(load.prefill_rows + load.cached_tokens, prompts as u64, "what is computed again is no prefill");
     }
 }

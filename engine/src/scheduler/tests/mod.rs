@@ -24,6 +24,7 @@ struct World {
     names: HashMap<SequenceKey, char>,
     full: BTreeSet<char>,
     held: BTreeSet<(char, &'static str)>,
+    unprepared: BTreeSet<char>,
     is_retiring: bool,
     next: u64,
     order: FairOrder,
@@ -45,6 +46,9 @@ impl Conditions for World {
             SequencePhase::Decode => "decode",
         };
         !self.held.contains(&(self.names[&key], phase))
+    }
+    fn is_prepared(&self, key: SequenceKey) -> bool {
+        !self.unprepared.contains(&self.names[&key])
     }
     fn is_retiring(&self) -> bool {
         self.is_retiring
@@ -70,9 +74,20 @@ impl World {
         let pool = SharedPool::try_new(PoolShape::full(1, blocks, 4)).unwrap();
         let scheduler = Scheduler::new(config, pool.clone());
         let now = Instant::now();
-        let (names, full, held) = (HashMap::new(), BTreeSet::new(), BTreeSet::new());
-        let (order, share) = Default::default();
-        Self { scheduler, pool, start: now, now, names, full, held, is_retiring: false, next: 0, order, share }
+        Self {
+            scheduler,
+            pool,
+            start: now,
+            now,
+            names: HashMap::new(),
+            full: BTreeSet::new(),
+            held: BTreeSet::new(),
+            unprepared: BTreeSet::new(),
+            is_retiring: false,
+            next: 0,
+            order: FairOrder::default(),
+            share: Share::default(),
+        }
     }
 
     fn arrival(&self, len: usize) -> Arrival {
@@ -135,7 +150,9 @@ impl World {
         line.extend(decisions.ended.iter().map(|(k, end, lease)| {
             format!("{end:?}({}{})", self.names[k], if lease.is_some() { ", with blocks" } else { "" })
         }));
-        for (what, keys) in [("preempt", &decisions.preempted), ("start", &decisions.started)] {
+        for (what, keys) in
+            [("prepare", &decisions.to_prepare), ("preempt", &decisions.preempted), ("start", &decisions.started)]
+        {
             if !keys.is_empty() {
                 line.push(format!("{what} {}", names(keys)));
             }
@@ -381,6 +398,36 @@ fn a_gate_holds_one_sequence_in_its_phase_and_stops_nobody_else() {
         expect![[r#"
         a:2+1* c:2+1* d:4+1*
     "#]],
+    );
+}
+
+#[test]
+fn the_next_sequences_are_prepared_and_do_not_hold_up_others() {
+    let mut w = World::new(32, SchedulerConfig { running_max: 2, ..config() });
+    for _ in 0..6 {
+        w.prompt(3);
+    }
+    w.unprepared.extend(['a', 'b', 'd', 'e', 'f']);
+    w.check(
+        1,
+        expect![[r#"
+            prepare abd start c c:0+3*
+        "#]],
+    );
+    w.unprepared.remove(&'b');
+    w.check(
+        2,
+        expect![[r#"
+            prepare ad start b b:0+3* c:3+1*
+            prepare ad b:3+1* c:4+1*
+        "#]],
+    );
+    w.unprepared.clear();
+    w.check(
+        1,
+        expect![[r#"
+            start a a:0+3* b:4+1*
+        "#]],
     );
 }
 
