@@ -21,9 +21,9 @@ pub(crate) struct Terms {
     pub(crate) capabilities: u64,
     /// Index of the peer's shard.
     pub(crate) shard: u16,
-    /// Number of shards of the peer's instance that put a part of each sequence into this shard,
+    /// Number of shards of the peer's instance that put a part of each sequence into this shard.
     pub(crate) legs_here: u16,
-    /// and number of this instance's shards that put a part into the peer's shard.
+    /// Number of this instance's shards that put a part into the peer's shard.
     pub(crate) legs_there: u16,
     /// What moves from this side to the peer; `None` where the two share no heads.
     pub(crate) outward: Option<Cut>,

@@ -125,9 +125,9 @@ pub(crate) enum Effect {
     CancelPuts,
     /// Read from the peer's region, one-sided.
     Get(CopyRun),
-    /// The peer may write there under this ticket,
+    /// The peer may write there under this ticket.
     OpenWindow(TicketId, Window),
-    /// and no longer may. [`Input::WindowClosed`] or [`Input::Lost`] follows.
+    /// The peer may no longer write under this ticket. [`Input::WindowClosed`] or [`Input::Lost`] follows.
     CloseWindow(TicketId),
     /// Close the window too, and release the blocks once no write under the ticket is on its way.
     Release(TicketId, KeptBlocks),

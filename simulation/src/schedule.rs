@@ -57,9 +57,9 @@ pub struct Shape {
     /// States in the pool of each worker; 0: the model has none.
     pub states: u32,
     pub lane: Lane,
-    /// Routers let prefill workers get prefixes that decode workers have cached,
+    /// Routers let prefill workers get prefixes that decode workers have cached.
     pub gets: bool,
-    /// by themselves, where the lane lets them.
+    /// Prefill workers get them one-sided, where the lane lets them.
     pub one_sided_gets: bool,
     /// Routers keep the leases themselves, without etcd.
     pub is_embedded: bool,

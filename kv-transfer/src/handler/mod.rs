@@ -52,9 +52,9 @@ pub struct ReserveOffer {
     pub partial: bool,
     /// When the handoff expires.
     pub deadline: Instant,
-    /// The shard of the source that puts this part of the sequence,
+    /// The shard of the source that puts this part of the sequence.
     pub shard: u16,
-    /// and the number of shards that put a part here.
+    /// Number of shards of the source that put a part here.
     pub legs: u16,
 }
 

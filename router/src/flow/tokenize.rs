@@ -3,7 +3,7 @@
 
 use super::memory::{Memory, Share};
 use super::prepare::of_prompt;
-use super::turns::Turns;
+use super::turns::{Turn, Turns};
 use crate::admission::Slot;
 use crate::models::{ModelText, PromptBounds};
 use crate::request::{AskedGrammar, BadWords, Prompt, Segment};
@@ -12,15 +12,14 @@ use baton_node::runtime::blocking;
 use baton_types::{ErrorKind, RequestError, Runtime, TenantLabel, TokenId};
 use std::sync::Arc;
 use std::time::Instant;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Text that a chat is assumed to become at least: what templates add to a short one is mostly less.
 const CHAT_BYTES_MIN: usize = 16 << 10;
 
-/// Bounds how many prompts are tokenized at once, and the memory that they take.
+/// Bounds how many prompts are tokenized at once, and the memory that they take. Tenants take turns.
 #[derive(Debug)]
 pub(crate) struct Tokenizing {
-    threads: Arc<Semaphore>,
+    threads: Turns,
     /// Of grammars that are checked. They have turns of their own: some take long, and prompts do not wait for them.
     grammars: Turns,
     memory: Memory,
@@ -35,9 +34,6 @@ pub(super) struct Work {
     /// Whether only the end of a prompt that is too long is kept.
     pub(super) truncates: bool,
 }
-
-/// A thread, and memory.
-type Turn = (Share, OwnedSemaphorePermit);
 
 /// What became of [`Work`].
 #[derive(Debug, Default)]
@@ -60,18 +56,23 @@ impl Tokenizing {
     /// As many at once as there are cores, with `memory_max` bytes for all of them.
     pub(crate) fn new(memory_max: u64) -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let grammars = Turns::new(threads.div_ceil(2));
-        Self { threads: Arc::new(Semaphore::new(threads)), grammars, memory: Memory::new(memory_max) }
+        Self {
+            threads: Turns::new(threads),
+            grammars: Turns::new(threads.div_ceil(2)),
+            memory: Memory::new(memory_max),
+        }
     }
 
-    /// It waits for the memory first, so it does not hold a thread while it waits.
-    async fn turn(&self, bytes: u64) -> Turn {
+    /// A thread, and memory. It waits for the memory first, so it does not hold a thread while it waits.
+    async fn turn(&self, tenant: TenantLabel, bytes: u64) -> (Share, Turn) {
+        let next = self.threads.next(tenant).await;
         let share = self.memory.share(bytes).await;
-        (share, self.threads.clone().acquire_owned().await.expect("nothing closes it"))
+        (share, next.turn().await)
     }
 
-    /// The tokens of all texts, and `slots` again; refuses a grammar that does not compile. If the request ends first, the tokenizer keeps the slots until it is
-    /// done, so cancelled requests do not admit more work of the same kind.
+    /// The tokens of all texts, and `slots` again; refuses a grammar that does not compile. If the request ends first, the
+    /// tokenizer keeps the slots until it is done, so cancelled requests do not admit more work of the same kind. Calls
+    /// without slots take turns as one tenant.
     pub(super) async fn run(
         &self,
         runtime: &dyn Runtime,
@@ -89,8 +90,8 @@ impl Tokenizing {
             || RequestError::new(ErrorKind::DeadlineExceeded, "the deadline passed before the prompt was tokenized");
         let failed = || RequestError::new(ErrorKind::Internal, "the tokenizer failed on this prompt");
         let bounds = PromptBounds { tokens_max: model.tokens_max, truncates, memory_max: self.memory.most() };
+        let tenant = slots.first().map_or_else(TenantLabel::default, Slot::tenant);
         if let Some(asked) = grammar {
-            let tenant = slots.first().map_or_else(TenantLabel::default, Slot::tenant);
             let turn = runtime.until(deadline, self.grammars.turn(tenant)).await.ok_or_else(late)?;
             let check = move || {
                 let _turn = turn;
@@ -103,7 +104,7 @@ impl Tokenizing {
         }
         let (mut takes, mut bad_words) = (text.takes(text_bytes(&prompt) + bad_words.bytes()), bad_words);
         loop {
-            let turn = runtime.until(deadline, self.turn(takes)).await.ok_or_else(late)?;
+            let turn = runtime.until(deadline, self.turn(tenant, takes)).await.ok_or_else(late)?;
             let text = text.clone();
             let work = move || {
                 let _turn = turn;
@@ -193,11 +194,13 @@ mod tests {
     use std::time::Duration;
 
     const MIB: u64 = 1 << 20;
+    const A: TenantLabel = TenantLabel(1);
+    const B: TenantLabel = TenantLabel(2);
 
     #[tokio::test]
     async fn a_long_prompt_waits_for_long_ones_and_keeps_no_other_waiting() {
-        let tokenizing = Tokenizing { threads: Arc::new(Semaphore::new(3)), ..Tokenizing::new(384 * MIB) };
-        let now = |bytes: u64| tokenizing.turn(bytes).now_or_never();
+        let tokenizing = Tokenizing { threads: Turns::new(3), ..Tokenizing::new(384 * MIB) };
+        let now = |bytes: u64| tokenizing.turn(A, bytes).now_or_never();
         let longest = now(1000 * MIB).unwrap();
         assert!(now(25 * MIB).is_none(), "it runs alone among long ones");
         let short = [now(24 * MIB), now(0)];
@@ -210,13 +213,30 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn however_many_long_prompts_of_one_tenant_wait_another_waits_for_few() {
+        let tokenizing = Tokenizing { threads: Turns::new(2), ..Tokenizing::new(384 * MIB) };
+        let long = || tokenizing.turn(A, 200 * MIB);
+        let first = long().now_or_never().unwrap();
+        let mut others: Vec<_> = (0..9).map(|_| Box::pin(long())).collect();
+        assert!(others.iter_mut().all(|other| other.now_or_never().is_none()));
+        let mut of_b = Box::pin(tokenizing.turn(B, 200 * MIB));
+        assert!((&mut of_b).now_or_never().is_none());
+        drop(first);
+        let second = (&mut others[0]).now_or_never().unwrap();
+        assert!((&mut of_b).now_or_never().is_none() && (&mut others[1]).now_or_never().is_none());
+        drop(second);
+        assert!((&mut others[1]).now_or_never().is_none(), "who came later comes before");
+        assert!((&mut of_b).now_or_never().is_some());
+    }
+
+    #[tokio::test]
     async fn prompts_of_all_threads_together_take_what_is_theirs() {
-        let tokenizing = Tokenizing { threads: Arc::new(Semaphore::new(64)), ..Tokenizing::new(384 * MIB) };
+        let tokenizing = Tokenizing { threads: Turns::new(64), ..Tokenizing::new(384 * MIB) };
         let text = ModelText::load(&bundle::decode(&byte_bundle("")).unwrap()).unwrap();
         let bytes = 512 << 10;
         let takes = text.takes(text_bytes(&Prompt::Segments(vec![Segment::Text("x".repeat(bytes))])));
         assert_eq!(takes, 40 * bytes as u64);
-        let at_once = (0..64).map_while(|_| tokenizing.turn(takes).now_or_never()).collect::<Vec<_>>().len();
+        let at_once = (0..64).map_while(|_| tokenizing.turn(A, takes).now_or_never()).collect::<Vec<_>>().len();
         assert_eq!(at_once, 384 / 20);
     }
 

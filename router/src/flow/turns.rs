@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// So many turns at once. A tenant asks for that many of them at most, and its others wait for these, so the tenants take
-/// turns.
+/// So many turns at once. As many requests of each tenant ask for them, and its others wait for those, so the tenants
+/// take turns.
 #[derive(Debug)]
 pub(super) struct Turns {
     at_once: usize,
@@ -20,7 +20,22 @@ pub(super) struct Turns {
 #[derive(Debug)]
 pub(super) struct Turn {
     _of_all: OwnedSemaphorePermit,
+    _own: Next,
+}
+
+/// A place among the next requests of its tenant.
+#[derive(Debug)]
+pub(super) struct Next {
+    all: Arc<Semaphore>,
     _own: OwnedSemaphorePermit,
+}
+
+impl Next {
+    /// Waits for a turn, in the order of asking.
+    pub(super) async fn turn(self) -> Turn {
+        let of_all = self.all.clone().acquire_owned().await.expect("nothing closes it");
+        Turn { _of_all: of_all, _own: self }
+    }
 }
 
 impl Turns {
@@ -28,11 +43,15 @@ impl Turns {
         Self { at_once, all: Arc::new(Semaphore::new(at_once)), tenants: Mutex::default() }
     }
 
+    /// Waits for others of the tenant, in the order of asking.
+    pub(super) async fn next(&self, tenant: TenantLabel) -> Next {
+        let own = self.own(tenant).acquire_owned().await.expect("nothing closes it");
+        Next { all: self.all.clone(), _own: own }
+    }
+
     /// Waits for a turn, in the order of asking within a tenant.
     pub(super) async fn turn(&self, tenant: TenantLabel) -> Turn {
-        let own = self.own(tenant).acquire_owned().await.expect("nothing closes it");
-        let of_all = self.all.clone().acquire_owned().await.expect("nothing closes it");
-        Turn { _of_all: of_all, _own: own }
+        self.next(tenant).await.turn().await
     }
 
     fn own(&self, tenant: TenantLabel) -> Arc<Semaphore> {

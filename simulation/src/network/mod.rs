@@ -128,9 +128,9 @@ struct Traffic {
 pub enum Delays {
     /// Messages and writes alike take a few milliseconds.
     Drawn {
-        /// Once in so many times up to two hundred,
+        /// Once in so many times they take up to two hundred milliseconds.
         slow_once_in: u64,
-        /// until then.
+        /// They do so until then.
         slow_until: Time,
     },
     /// As on wires of one speed, of which each process has one to send by. The bytes are counted and not carried: nobody reads them.

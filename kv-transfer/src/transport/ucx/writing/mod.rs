@@ -47,9 +47,9 @@ pub(super) struct Writing {
     pub(super) key: Option<(RemoteKey, u64)>,
     /// Bytes of the peer's region.
     region_bytes: u64,
-    /// This side writes the peer's region by UCX's puts,
+    /// This side writes the peer's region by UCX's puts.
     pub(super) puts: bool,
-    /// and reads it by its gets.
+    /// This side reads the peer's region by UCX's gets.
     pub(super) gets: bool,
     pub(super) pulls: Pulls,
     /// The nonce that the peer requires in writes to it.
