@@ -10,7 +10,6 @@ use crate::request::{AskedGrammar, BadWords, Prompt, Segment};
 use crate::workers::ServedModel;
 use baton_node::runtime::blocking;
 use baton_types::{ErrorKind, RequestError, Runtime, TenantLabel, TokenId};
-use std::sync::Arc;
 use std::time::Instant;
 
 /// Text that a chat is assumed to become at least: what templates add to a short one is mostly less.
@@ -191,6 +190,7 @@ mod tests {
     use baton_node::runtime::TokioRuntime;
     use baton_text::{Ending, Message, Role, bundle};
     use futures::FutureExt as _;
+    use std::sync::Arc;
     use std::time::Duration;
 
     const MIB: u64 = 1 << 20;
