@@ -81,7 +81,7 @@ pub(crate) struct SequenceGrammar {
 struct Work {
     state: Mutex<Option<Box<dyn GrammarState>>>,
     failed: OnceLock<RequestError>,
-    /// Whether its first mask is there.
+    /// Whether its first mask is there, and it has not failed.
     has_started: AtomicBool,
     /// All tokens but those that end the answer.
     without_ends: TokenSet,
@@ -110,7 +110,7 @@ impl SequenceGrammar {
         let job = move || {
             fill();
             if let Some(work) = work.upgrade() {
-                work.has_started.store(true, Ordering::Release);
+                work.has_started.store(work.failed.get().is_none(), Ordering::Release);
                 started();
             }
         };
@@ -118,7 +118,7 @@ impl SequenceGrammar {
         sequence
     }
 
-    /// Whether its first mask is there.
+    /// Whether its first mask is there: never, if it could not start.
     pub(crate) fn has_started(&self) -> bool {
         self.work.has_started.load(Ordering::Acquire)
     }

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 pub(super) struct Starts {
     order: FairOrder,
     arrivals: u64,
-    waiting: BTreeMap<SequenceKey, Job>,
+    waiting: BTreeMap<SequenceKey, (Share, Job)>,
 }
 
 impl Starts {
@@ -20,17 +20,19 @@ impl Starts {
         let start = self.order.enter(priority, share, 1, None).start;
         self.arrivals += 1;
         let place = SequenceKey::new(priority, start, self.arrivals);
-        self.waiting.insert(place, job);
+        self.waiting.insert(place, (share, job));
         place
     }
 
     /// Its sequence has ended. Nothing, if it was started.
     pub(super) fn remove(&mut self, place: SequenceKey) {
-        self.waiting.remove(&place);
+        if let Some((share, _)) = self.waiting.remove(&place) {
+            self.order.give_back(place.priority(), share, 1);
+        }
     }
 
     pub(super) fn next(&mut self) -> Option<Job> {
-        let (place, job) = self.waiting.pop_first()?;
+        let (place, (_, job)) = self.waiting.pop_first()?;
         self.order.served(place.priority(), place.start());
         Some(job)
     }
@@ -53,8 +55,9 @@ mod tests {
             add(&mut starts, 0, 1, name);
         }
         starts.next().unwrap()();
-        let [_, _, ended] = ["b1", "b2", "ended"].map(|name| add(&mut starts, 0, 2, name));
+        let [_, ended] = ["b1", "ended"].map(|name| add(&mut starts, 0, 2, name));
         starts.remove(ended);
+        add(&mut starts, 0, 2, "b2");
         add(&mut starts, 1, 1, "urgent");
         while let Some(job) = starts.next() {
             job();

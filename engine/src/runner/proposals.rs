@@ -85,19 +85,20 @@ impl<M: StepModel> Runner<M> {
         let Some(launched) = self.steps.back() else { return false };
         let proposes = || {
             let batch = launched.decoding().unwrap_or_default();
-            self.choose(batch, |_| true).is_some_and(|choice| choice.shares.iter().any(|share| share.count > 0))
+            self.choose(batch).is_some_and(|choice| choice.shares.iter().any(|share| share.count > 0))
         };
         launched.has_drafts() || proposes()
     }
 
-    /// Adds proposals to a plan. A step with prefill has none: its rows are those that others wait for. A state that has to take in tokens
-    /// again does so first.
+    /// Adds proposals to a plan. A step with prefill has none: its rows are those that others wait for. Likewise one in which a state takes
+    /// in tokens again.
     pub(super) fn propose(&mut self, decisions: &mut Decisions) {
-        let only_decodes = decisions.batch.iter().all(|segment| segment.decode && segment.samples);
-        if !only_decodes || decisions.starved || !self.steps.is_empty() {
+        let only_single_rows =
+            decisions.batch.iter().all(|segment| segment.decode && segment.samples && segment.rows == 1);
+        if !only_single_rows || decisions.starved || !self.steps.is_empty() {
             return;
         }
-        let Some(choice) = self.choose(&decisions.batch, |segment| segment.rows == 1) else { return };
+        let Some(choice) = self.choose(&decisions.batch) else { return };
         let proposed = decisions.batch.iter_mut().zip(&choice.shares).filter(|(_, share)| share.count > 0);
         for (segment, share) in proposed.filter(|(_, share)| share.proposer == Proposer::Ngrams) {
             self.scheduler.propose(segment, share.count);
@@ -108,12 +109,12 @@ impl<M: StepModel> Runner<M> {
         self.draft(&mut decisions.batch, &choice);
     }
 
-    /// What to propose for each sequence of a batch of which `may` is true; `None` if there is no speculation.
-    fn choose(&self, batch: &[Segment], may: fn(&Segment) -> bool) -> Option<Choice> {
+    /// What to propose for each sequence of a batch; `None` if there is no speculation.
+    fn choose(&self, batch: &[Segment]) -> Option<Choice> {
         let speculation = self.speculation.as_ref()?;
         let (len_max, drafts_max) = (self.shared.len_max(), speculation.drafts_max());
         let options = |segment: &Segment| {
-            let sequence = self.sequences.get(&segment.key).filter(|_| may(segment));
+            let sequence = self.sequences.get(&segment.key);
             sequence.map(|of| of.options(segment, self.draft.as_ref(), drafts_max, len_max)).unwrap_or_default()
         };
         let options: Vec<_> = batch.iter().map(options).collect();

@@ -102,6 +102,8 @@ pub(super) struct Entry {
     pub(super) launched_tokens: usize,
     /// Where prefill ends: later tokens were generated since the last (re)start.
     prefill_end: usize,
+    /// Whether it ends there because a state went back to before a rejected proposal.
+    went_back: bool,
     pub(super) lease: Option<Lease>,
     pub(super) pinned: bool,
     pub(super) deadline: Instant,
@@ -141,6 +143,7 @@ impl Entry {
             launched_rows: 0,
             launched_tokens: 0,
             prefill_end,
+            went_back: false,
             lease,
             pinned,
             deadline,
@@ -203,7 +206,7 @@ impl Entry {
         self.prefix.as_ref().filter(|_| is_computed).map(|prefix| prefix.whole)
     }
 
-    /// Prefill is launched: each step needs one row, and more where a state went back.
+    /// Prefill is launched: each step needs one row.
     pub(super) fn is_decode(&self) -> bool {
         self.position() >= self.prefill_end
     }
@@ -244,11 +247,18 @@ impl Entry {
         (self.computed + rows).min(self.computed_before).saturating_sub(self.computed)
     }
 
-    /// What was generated since the last state is computed again, in the rows of the next decode.
+    /// What was generated since the last state is computed again. That is planned like a part of a prompt, but is none.
     pub(super) fn go_back(&mut self) {
         if let Some(lease) = &mut self.lease {
             lease.undo();
         }
+        self.prefill_end = self.len;
+        self.went_back = true;
+    }
+
+    /// Whether its next rows are those of its answer.
+    pub(super) fn is_generating(&self) -> bool {
+        self.is_decode() || self.went_back
     }
 
     /// Returns to the queue without blocks.
@@ -257,6 +267,7 @@ impl Entry {
         self.lease = None;
         self.computed = 0;
         self.prefill_end = self.len;
+        self.went_back = false;
         self.stage = Stage::Waiting;
     }
 }
@@ -295,7 +306,7 @@ impl Totals {
                 sum.blocks += table.blocks.len();
                 sum.held_tokens += tokens.min(table.end() * block_tokens).saturating_sub(table.first * block_tokens);
             }
-            sum.waiting_tokens += if entry.is_decode() { 0 } else { entry.pending() - entry.expected };
+            sum.waiting_tokens += if entry.is_generating() { 0 } else { entry.pending() - entry.expected };
             sum
         })
     }

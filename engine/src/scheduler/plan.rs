@@ -20,7 +20,7 @@ pub struct Segment {
     pub rows: usize,
     /// Whether the last row's logits determine the next token.
     pub samples: bool,
-    /// Whether this is a decode row, behind those that a state has to take in again, and before rows of proposals; otherwise prefill.
+    /// Whether this is a decode row, and rows of proposals behind it, or rows of an answer that a state takes in again; otherwise prefill.
     pub decode: bool,
     /// How many of the rows are those of proposed tokens. Each of them samples too.
     pub drafts: usize,
@@ -70,8 +70,6 @@ struct Pass<'a> {
     now: Instant,
     ready: &'a [SequenceKey],
     prefill: PrefillRows,
-    /// Rows left for decodes that need more than one.
-    decode_again: usize,
     running: usize,
     /// The last sequence that was running when the pass began and may lose its place: sequences after it cannot take one.
     last_parkable: Option<Standing>,
@@ -98,11 +96,12 @@ impl Scheduler {
         if self.tenants > 1 {
             ready.sort_by_cached_key(|key| self.place(*key));
         }
+        let held = ready.len() < self.entries.len();
         let is_prepared = |key: &SequenceKey| conditions.is_prepared(*key);
         let next = ready.iter().take(PREPARED_BATCHES * self.config.running_max);
         decisions.to_prepare = next.filter(|key| !is_prepared(key)).copied().collect();
         ready.retain(is_prepared);
-        let mut pass = self.open_pass(now, &ready);
+        let mut pass = self.open_pass(now, &ready, held);
         for key in &ready {
             self.visit(*key, conditions, &mut pass, &mut decisions);
             if pass.waits {
@@ -142,26 +141,22 @@ impl Scheduler {
         entry.paused_since.is_none() && conditions.is_open(key, entry.phase())
     }
 
-    fn open_pass<'a>(&mut self, now: Instant, ready: &'a [SequenceKey]) -> Pass<'a> {
-        let decodes = ready.iter().map(|key| &self.entries[key]).filter(|e| e.is_decode());
-        let (decodes, pending) = decodes.fold((0, 0), |(n, sum), entry| (n + 1, sum + entry.pending()));
-        let single_rows = decodes.min(self.config.running_max);
-        let decode_again = self.config.chunk_tokens_max.max(self.config.running_max) - single_rows;
-        let decode_again = decode_again.min(pending.saturating_sub(decodes));
+    fn open_pass<'a>(&mut self, now: Instant, ready: &'a [SequenceKey], held: bool) -> Pass<'a> {
+        let single_rows =
+            ready.iter().map(|key| &self.entries[key]).filter(|e| e.is_decode()).count().min(self.config.running_max);
         // At least one row: a full batch slows prefill down but never stops it. Rows stay within `EngineConfig::step_rows_max`, because a
         // sequence in prefill takes one of the `running_max` places.
         let beside_decode = if single_rows > 0 { self.config.mixed_chunk_tokens_max } else { usize::MAX };
-        let rows = self.config.chunk_tokens_max.saturating_sub(single_rows + decode_again).min(beside_decode).max(1);
+        let rows = self.config.chunk_tokens_max.saturating_sub(single_rows).min(beside_decode).max(1);
         let running = self.entries.iter().filter(|(_, e)| e.stage == Stage::Running);
         let parkable = running.filter(|(_, e)| e.is_preemptable());
         let last_parkable = parkable.map(|(key, entry)| Standing::new(*key, entry.is_beyond)).max();
         Pass {
             prefill: self.divide_rows(ready, rows),
-            decode_again,
             running: self.totals().running,
             last_parkable,
             closed: false,
-            held: ready.len() < self.entries.len(),
+            held,
             waits: false,
             now,
             ready,
@@ -182,10 +177,7 @@ impl Scheduler {
             return;
         }
         let (position, pending, decode, share) = (entry.position(), entry.pending(), entry.is_decode(), entry.share);
-        let rows = match decode {
-            true => 1 + pass.decode_again.min(pending.saturating_sub(1)),
-            false => pending.min(pass.prefill.of(key, share)),
-        };
+        let rows = if decode { 1 } else { pending.min(pass.prefill.of(key, share)) };
         let rows = entry.with_scored(position, rows, pass.prefill.scored_of(key, share));
         let rows = self.rows_with_states(entry, rows, !decode);
         if rows == 0 {
@@ -209,10 +201,10 @@ impl Scheduler {
         }
         self.count_preemptions(before, pass, decisions);
         let scored = self.entries[&key].scored_in(position, rows);
-        match decode {
-            true => pass.decode_again -= rows - 1,
-            false => pass.prefill.take(key, share, rows, scored.len()),
+        if !decode {
+            pass.prefill.take(key, share, rows, scored.len());
         }
+        let decode = self.entries[&key].is_generating();
         let (scored_from, scored, samples) = (scored.start, scored.len(), rows == pending);
         decisions.batch.push(Segment { key, position, rows, samples, decode, drafts: 0, scored, scored_from });
     }
@@ -298,7 +290,8 @@ impl Scheduler {
             let in_rows = entry.scored_in(position, rows);
             scored_left -= in_rows.len() - scored;
             let (samples, scored, scored_from) = (rows == entry.pending(), in_rows.len(), in_rows.start);
-            let whole = Segment { key, position, rows, samples, decode: false, drafts: 0, scored, scored_from };
+            let decode = entry.is_generating();
+            let whole = Segment { key, position, rows, samples, decode, drafts: 0, scored, scored_from };
             match segment {
                 Some(segment) => *segment = whole,
                 None => decisions.batch.push(whole),

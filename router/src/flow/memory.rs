@@ -42,11 +42,21 @@ impl Memory {
 
     /// A share of so many bytes, or of [`Self::most`] if that is less.
     pub(super) async fn share(&self, bytes: u64) -> Share {
-        let long_max = long_kib(self.kib);
-        let kib = u32::try_from(bytes.div_ceil(KIB)).unwrap_or(u32::MAX).min(long_max);
-        let is_long = kib > self.kib / LONG_PART;
-        let long = if is_long { Some(take(&self.long, kib.max(long_max / LONG_AT_ONCE)).await) } else { None };
+        let kib = self.kib_of(bytes);
+        let long = match self.is_long(bytes) {
+            true => Some(take(&self.long, kib.max(long_kib(self.kib) / LONG_AT_ONCE)).await),
+            false => None,
+        };
         Share { _all: take(&self.all, kib).await, _long: long }
+    }
+
+    /// Whether a prompt that takes so many bytes is long.
+    pub(super) fn is_long(&self, bytes: u64) -> bool {
+        self.kib_of(bytes) > self.kib / LONG_PART
+    }
+
+    fn kib_of(&self, bytes: u64) -> u32 {
+        u32::try_from(bytes.div_ceil(KIB)).unwrap_or(u32::MAX).min(long_kib(self.kib))
     }
 }
 

@@ -10,7 +10,9 @@ use crate::request::{AskedGrammar, BadWords, Prompt, Segment};
 use crate::workers::ServedModel;
 use baton_node::runtime::blocking;
 use baton_types::{ErrorKind, RequestError, Runtime, TenantLabel, TokenId};
+use std::sync::Arc;
 use std::time::Instant;
+use tokio::sync::Semaphore;
 
 /// Text that a chat is assumed to become at least: what templates add to a short one is mostly less.
 const CHAT_BYTES_MIN: usize = 16 << 10;
@@ -18,7 +20,10 @@ const CHAT_BYTES_MIN: usize = 16 << 10;
 /// Bounds how many prompts are tokenized at once, and the memory that they take. Tenants take turns.
 #[derive(Debug)]
 pub(crate) struct Tokenizing {
-    threads: Turns,
+    /// Of short prompts, which do not wait for long ones of their tenant.
+    short: Turns,
+    /// Of long ones, of the same threads.
+    long: Turns,
     /// Of grammars that are checked. They have turns of their own: some take long, and prompts do not wait for them.
     grammars: Turns,
     memory: Memory,
@@ -55,16 +60,19 @@ impl Tokenizing {
     /// As many at once as there are cores, with `memory_max` bytes for all of them.
     pub(crate) fn new(memory_max: u64) -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        Self {
-            threads: Turns::new(threads),
-            grammars: Turns::new(threads.div_ceil(2)),
-            memory: Memory::new(memory_max),
-        }
+        Self { grammars: Turns::new(threads.div_ceil(2)), ..Self::on(threads, memory_max) }
+    }
+
+    fn on(threads: usize, memory_max: u64) -> Self {
+        let all = Arc::new(Semaphore::new(threads));
+        let turns = || Turns::of(threads, all.clone());
+        Self { short: turns(), long: turns(), grammars: turns(), memory: Memory::new(memory_max) }
     }
 
     /// A thread, and memory. It waits for the memory first, so it does not hold a thread while it waits.
     async fn turn(&self, tenant: TenantLabel, bytes: u64) -> (Share, Turn) {
-        let next = self.threads.next(tenant).await;
+        let turns = if self.memory.is_long(bytes) { &self.long } else { &self.short };
+        let next = turns.next(tenant).await;
         let share = self.memory.share(bytes).await;
         (share, next.turn().await)
     }
@@ -190,7 +198,6 @@ mod tests {
     use baton_node::runtime::TokioRuntime;
     use baton_text::{Ending, Message, Role, bundle};
     use futures::FutureExt as _;
-    use std::sync::Arc;
     use std::time::Duration;
 
     const MIB: u64 = 1 << 20;
@@ -199,14 +206,15 @@ mod tests {
 
     #[tokio::test]
     async fn a_long_prompt_waits_for_long_ones_and_keeps_no_other_waiting() {
-        let tokenizing = Tokenizing { threads: Turns::new(3), ..Tokenizing::new(384 * MIB) };
+        let tokenizing = Tokenizing::on(3, 384 * MIB);
         let now = |bytes: u64| tokenizing.turn(A, bytes).now_or_never();
         let longest = now(1000 * MIB).unwrap();
-        assert!(now(25 * MIB).is_none(), "it runs alone among long ones");
+        let mut waiting: Vec<_> = (0..9).map(|_| Box::pin(tokenizing.turn(A, 25 * MIB))).collect();
+        assert!(waiting.iter_mut().all(|long| long.now_or_never().is_none()), "it runs alone among long ones");
         let short = [now(24 * MIB), now(0)];
         assert!(short.iter().all(Option::is_some));
         assert!(now(0).is_none(), "as many as there are threads");
-        drop((longest, short));
+        drop((longest, short, waiting));
         let long = [now(60 * MIB), now(60 * MIB)];
         assert!(long.iter().all(Option::is_some));
         assert_eq!(text_bytes(&Prompt::Segments(vec![Segment::Tokens(vec![1; 9])])), 0);
@@ -214,7 +222,7 @@ mod tests {
 
     #[tokio::test]
     async fn however_many_long_prompts_of_one_tenant_wait_another_waits_for_few() {
-        let tokenizing = Tokenizing { threads: Turns::new(2), ..Tokenizing::new(384 * MIB) };
+        let tokenizing = Tokenizing::on(2, 384 * MIB);
         let long = || tokenizing.turn(A, 200 * MIB);
         let first = long().now_or_never().unwrap();
         let mut others: Vec<_> = (0..9).map(|_| Box::pin(long())).collect();
@@ -231,7 +239,7 @@ mod tests {
 
     #[tokio::test]
     async fn prompts_of_all_threads_together_take_what_is_theirs() {
-        let tokenizing = Tokenizing { threads: Turns::new(64), ..Tokenizing::new(384 * MIB) };
+        let tokenizing = Tokenizing::on(64, 384 * MIB);
         let text = ModelText::load(&bundle::decode(&byte_bundle("")).unwrap()).unwrap();
         let bytes = 512 << 10;
         let takes = text.takes(text_bytes(&Prompt::Segments(vec![Segment::Text("x".repeat(bytes))])));

@@ -40,7 +40,12 @@ impl Next {
 
 impl Turns {
     pub(super) fn new(at_once: usize) -> Self {
-        Self { at_once, all: Arc::new(Semaphore::new(at_once)), tenants: Mutex::default() }
+        Self::of(at_once, Arc::new(Semaphore::new(at_once)))
+    }
+
+    /// Turns that are taken out of `all`, of which each tenant asks for `at_once`.
+    pub(super) fn of(at_once: usize, all: Arc<Semaphore>) -> Self {
+        Self { at_once, all, tenants: Mutex::default() }
     }
 
     /// Waits for others of the tenant, in the order of asking.

@@ -143,44 +143,13 @@ fn what_was_sampled_before_a_rejected_proposal_is_computed_again_in_one_step() {
     // Two proposals are sampled, and another token than the third.
     (0..3).for_each(|_| scheduler.advance(a, 1, true, Rest::Rejected, w.now));
     scheduler.rejected(a, 2, w.now);
+    assert_eq!(scheduler.totals().waiting_tokens, 0, "it is no prompt");
     w.scheduler = scheduler;
     w.check(
         2,
         expect![[r#"
             a:5+4*
             a:9+1*
-        "#]],
-    );
-}
-
-#[test]
-fn states_that_take_in_much_again_do_so_within_the_rows_of_a_step() {
-    let mut w = world(8, 1);
-    w.scheduler = Scheduler::new(SchedulerConfig { running_max: 4, ..config() }, w.pool.clone());
-    let both = [w.prompt(5), w.prompt(5)];
-    w.check(
-        2,
-        expect![[r#"
-            start ab a:0+5* b:0+3
-            a:5+1* b:3+2*
-        "#]],
-    );
-    let mut scheduler = std::mem::replace(&mut w.scheduler, Scheduler::new(config(), w.pool.clone()));
-    for mut segment in scheduler.plan(w.now, &w).batch {
-        scheduler.propose(&mut segment, 5);
-        scheduler.launched(segment.key, segment.rows, segment.tokens_max());
-    }
-    for key in both {
-        (0..5).for_each(|_| scheduler.advance(key, 1, true, Rest::Rejected, w.now));
-        scheduler.rejected(key, 1, w.now);
-    }
-    w.scheduler = scheduler;
-    w.check(
-        3,
-        expect![[r#"
-            a:6+6* b:5+2
-            a:12+1* b:7+4*
-            a:13+1* b:11+1*
         "#]],
     );
 }
