@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 const HERMES: AnswerFormat = AnswerFormat { calls: CallFormat::Hermes, shows_tools: true, reasons: true };
 const LLAMA: AnswerFormat = AnswerFormat { calls: CallFormat::Llama, shows_tools: true, reasons: false };
+const MISTRAL_ARGS: AnswerFormat = AnswerFormat { calls: CallFormat::MistralArgs, shows_tools: true, reasons: false };
+const GRANITE: AnswerFormat = AnswerFormat { calls: CallFormat::Granite, shows_tools: true, reasons: false };
 const MISTRAL: AnswerFormat = AnswerFormat { calls: CallFormat::Mistral, shows_tools: true, reasons: false };
 
 const DEEPSEEK: AnswerFormat = AnswerFormat { calls: CallFormat::DeepSeek, shows_tools: true, reasons: true };
@@ -114,6 +116,16 @@ fn mistral() {
     for no_call in ["[TOOL_CALLS] []", "[TOOL_CALLS] [{\"name\": \"get\"", "[TOOL"] {
         check(MISTRAL, "", no_call, &[content(no_call)]);
     }
+    let calls = "[TOOL_CALLS]get[CALL_ID]abcdefghi[ARGS]{\"a\": \"[TOOL_CALLS]\"} [TOOL_CALLS]put[ARGS] {\"x\": 1}\n";
+    let both = [call("get", "{\"a\": \"[TOOL_CALLS]\"}"), call("put", "{\"x\": 1}")];
+    check(MISTRAL_ARGS, "", calls, &both);
+    for no_call in
+        ["[TOOL_CALLS]get", "[TOOL_CALLS]get[ARGS]7", "[TOOL_CALLS]get[ARGS]{}{}", "[TOOL_CALLS]other[ARGS]{}"]
+    {
+        check(MISTRAL_ARGS, "", no_call, &[content(no_call)]);
+    }
+    let granite = "<|tool_call|>[{\"name\": \"get\", \"arguments\": {}}]";
+    check(GRANITE, "", granite, &[call("get", "{}")]);
 }
 
 #[test]
@@ -195,7 +207,7 @@ fn harmony() {
 
 #[test]
 fn notations_are_written_as_they_are_read() {
-    for format in [HERMES, LLAMA, MISTRAL, DEEPSEEK, DEEPSEEK_BARE, HARMONY] {
+    for format in [HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, GRANITE, DEEPSEEK, DEEPSEEK_BARE, HARMONY] {
         let (open, separator, close) = format.calls.around_calls();
         let one = |name: &str| {
             let (before, after) = format.calls.around_arguments(name);
@@ -231,10 +243,10 @@ fn without_tools_an_answer_is_plain() {
 proptest! {
     #[test]
     fn pieces_do_not_matter(
-        format in prop::sample::select(vec![HERMES, LLAMA, MISTRAL, DEEPSEEK, DEEPSEEK_BARE, HARMONY]),
+        format in prop::sample::select(vec![HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, GRANITE, DEEPSEEK, DEEPSEEK_BARE, HARMONY]),
         prompt in prop::sample::select(vec!["", "<think>\n"]),
         words in prop::collection::vec(prop::sample::select(vec![
-            "<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", " ", "\n", "a", "é", "<", "{", "}", ";",
+            "<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "get[ARGS]{}", "<|tool_call|>", " ", "\n", "a", "é", "<", "{", "}", ";",
             "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>get<｜tool▁sep｜>{}<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>",
             "<|start|>assistant", "<|channel|>analysis", "<|channel|>final", " to=functions.get", "<|message|>", "<|end|>", "<|call|>",
             "{\"name\": \"get\", \"arguments\": {}}", "{\"name\": \"put\", \"parameters\": {}}", "[{\"name\": \"get\", \"arguments\": {}}]",

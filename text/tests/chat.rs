@@ -292,22 +292,83 @@ fn notations_are_those_of_the_template() {
     let format = |source: &str| template(source).unwrap().answer_format();
     let shown = |calls, reasons| AnswerFormat { calls, shows_tools: true, reasons };
     let deepseek = "{{ tools }}<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>";
-    let harmony = "<|start|>assistant<|channel|>final<|constrain|>json<|message|>";
+    let harmony = "<|start|>assistant<|channel|>final<|message|>";
+    let described = |calls| AnswerFormat { shows_tools: false, ..shown(calls, false) };
     for (source, expected) in [
         (format!("{deepseek}function<｜tool▁sep｜>f\n```json"), shown(CallFormat::DeepSeek, false)),
         (format!("{deepseek}f<｜tool▁sep｜></think>"), shown(CallFormat::DeepSeekBare, true)),
         (format!("{harmony}{{{{ tools }}}}"), shown(CallFormat::Harmony, false)),
-        (harmony.to_owned(), AnswerFormat { shows_tools: false, ..shown(CallFormat::Harmony, false) }),
+        (harmony.to_owned(), described(CallFormat::Harmony)),
+        ("m.tool_calls <｜tool▁calls▁begin｜>".to_owned(), described(CallFormat::DeepSeekBare)),
+        ("{{ tools }}[TOOL_CALLS]f[ARGS]".to_owned(), shown(CallFormat::MistralArgs, false)),
+        ("{{ tools }}<|tool_call|>".to_owned(), shown(CallFormat::Granite, false)),
+        ("{{ tools }}<function=".to_owned(), described(CallFormat::Hermes)),
         ("{{ tools }}<tool_call></think>".to_owned(), shown(CallFormat::Hermes, true)),
         ("{{ tools }}[TOOL_CALLS]".to_owned(), shown(CallFormat::Mistral, false)),
         ("{{ tools }} ipython parameters".to_owned(), shown(CallFormat::Llama, false)),
-        ("<tool_call>".to_owned(), AnswerFormat { shows_tools: false, ..shown(CallFormat::Hermes, false) }),
+        ("<tool_call>".to_owned(), described(CallFormat::Hermes)),
     ] {
         assert_eq!(format(&source), expected, "{source}");
     }
     let has = |format: AnswerFormat, tools: bool| format.marks(tools).any(|mark| mark == "<|channel|>");
     assert!(has(shown(CallFormat::Harmony, false), false), "its channels are told apart without tools too");
     assert!(!has(shown(CallFormat::Hermes, true), true));
+}
+
+/// A call with this content.
+fn calling(content: Option<&str>) -> Message {
+    let calls = json!([{"id": "1", "type": "function", "function": {"name": "get", "arguments": {"a": 1}}}]);
+    let extra = [("tool_calls".to_owned(), calls)].into_iter().collect();
+    Message { content: content.map(|text| Content::Text(text.into())), extra, ..Message::text(Role::Assistant, "") }
+}
+
+#[test]
+fn tools_are_described_where_a_template_shows_none() {
+    let tools = json!([{"type": "function", "function": {"name": "get"}}]);
+    let with_tools = |source: &str, messages: &[Message]| {
+        let template = template(source).unwrap();
+        let (arguments, now) = (serde_json::Map::new(), SystemTime::UNIX_EPOCH);
+        let (tools, ending) = (Some(&tools), Ending::Answer);
+        template
+            .render_adapted(&ChatRequest { messages, tools, ending, arguments: &arguments, now })
+            .map(|p| p.text().to_owned())
+    };
+    let plain = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}";
+    let hermes = "<tool_call>\n{\"name\": \"get\", \"arguments\": {\"a\":1}}\n</tool_call>";
+    let said = with_tools(plain, &[user("U"), calling(None)]).unwrap();
+    assert!(said.starts_with("[system]These functions"), "{said}");
+    assert!(said.ends_with(&format!("[user]U[assistant]{hermes}")), "{said}");
+    // It shows calls, so these are left to it, and are written as it writes them.
+    let calls = "{% for c in m.tool_calls or [] %}<｜tool▁calls▁begin｜>{{ c.function.name }}{% endfor %}{% endfor %}";
+    let said = with_tools(&plain.replace("{% endfor %}", calls), &[user("U"), calling(Some("C"))]).unwrap();
+    assert!(
+        said.contains("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>NAME<｜tool▁sep｜>ARGUMENTS<｜tool▁call▁end｜>"),
+        "{said}"
+    );
+    assert!(said.ends_with("[assistant]C<｜tool▁calls▁begin｜>get"), "{said}");
+    let no_system =
+        format!("{{% if messages[0].role == 'system' %}}{{{{ raise_exception('no system') }}}}{{% endif %}}{plain}");
+    let said = with_tools(&no_system, &[user("U"), user("V")]).unwrap();
+    assert!(said.starts_with("[user]These functions") && said.ends_with("\n\nU[user]V"), "{said}");
+    let refused = with_tools(&no_system, &[Message::text(Role::System, "S"), user("U")]).unwrap_err().to_string();
+    assert!(refused.contains("no system"), "{refused}");
+}
+
+#[test]
+fn a_call_without_content_has_an_empty_one_where_a_template_needs_a_text() {
+    let joins = "{% for m in messages %}{{ '[' + m.role + ']' + m.content }}{% endfor %}";
+    let said = |source: &str| {
+        let chat = [user("U"), calling(None), Message::text(Role::Tool, "7")];
+        let (arguments, now) = (serde_json::Map::new(), SystemTime::UNIX_EPOCH);
+        let request = ChatRequest { messages: &chat, tools: None, ending: Ending::Answer, arguments: &arguments, now };
+        template(source).unwrap().render_adapted(&request).unwrap().text().to_owned()
+    };
+    let hermes = "<tool_call>\n{\"name\": \"get\", \"arguments\": {\"a\":1}}\n</tool_call>";
+    assert_eq!(said(joins), format!("[user]U[assistant]{hermes}[user]<tool_response>\n7\n</tool_response>"));
+    let calls = "{% for c in m.tool_calls or [] %}({{ c.function.name }}){% endfor %}{% endfor %}";
+    assert_eq!(said(&joins.replace("{% endfor %}", calls)), "[user]U[assistant](get)[tool]7");
+    let shows = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}";
+    assert_eq!(said(shows), "[user]U[assistant]None[tool]7", "as `transformers` renders it");
 }
 
 #[test]

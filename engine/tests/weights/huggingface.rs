@@ -298,6 +298,10 @@ fn tokenizer_files() {
     assert_eq!(bundle(json!({}), |f| f.remove("tokenizer_config.json")).0.chat_template, None);
     let list = json!({"chat_template": [{"name": "tool", "template": "A"}, {"name": "default", "template": "B"}]});
     assert_eq!(bundle(list, |_| ()).0.chat_template.as_deref(), Some("B"));
+    let list =
+        json!({"chat_template": [{"name": "default", "template": "\nB\n"}, {"name": "tool_use", "template": "T\n"}]});
+    let both = "{% if tools %}{{ '' }}T{% else %}{{ '' }}\nB{% endif %}";
+    assert_eq!(bundle(list, |_| ()).0.chat_template.as_deref(), Some(both));
     let file = bundle(plain, |f| f.write("chat_template.jinja", "J"));
     assert_eq!(file.0.chat_template.as_deref(), Some("J"));
 

@@ -2,7 +2,6 @@
 
 use crate::request::{Segment, chat_text_bytes};
 use baton_text::answer::{AnswerFormat, NotationPart};
-use baton_text::chat::describe_tools;
 use baton_text::{
     ChatRequest, ChatTemplate, Detokenizer, Ending, Message, Prompt, Specials, TextBundle, TextError, Tokenizer,
 };
@@ -75,17 +74,9 @@ impl ModelText {
             );
             return Err(RequestError::new(ErrorKind::ContextLengthExceeded, message).param("messages"));
         }
-        let described;
-        let (messages, tools) = match tools {
-            Some(tools) if !template.answer_format().shows_tools => {
-                described = describe_tools(messages, tools);
-                (&described[..], None)
-            }
-            tools => (messages, tools),
-        };
         let now = SystemTime::now();
         let chat = ChatRequest { messages, tools, ending, arguments, now };
-        let prompt = template.render(&chat)?;
+        let prompt = template.render_adapted(&chat)?;
         self.check_bytes(prompt.text().len(), bounds, "messages")?;
         Ok(prompt)
     }
@@ -145,12 +136,12 @@ impl ModelText {
         self.tokenizer.detokenizer(true).showing(shown)
     }
 
-    /// How the model writes calls and reasoning; `None` if it has no chat template.
     /// Whether the chat template reads an argument of this name.
     pub(crate) fn template_names(&self, argument: &str) -> bool {
         self.template.as_ref().is_some_and(|template| template.names(argument))
     }
 
+    /// How the model writes calls and reasoning; `None` if it has no chat template.
     pub(crate) fn answer_format(&self) -> Option<AnswerFormat> {
         self.template.as_ref().map(ChatTemplate::answer_format)
     }

@@ -21,7 +21,7 @@ impl Parts {
     pub(crate) fn call_id(&self, prefix: &str, answer: &str, sample: u32, index: u32) -> String {
         let digest = blake3::hash(format!("{answer} {sample} {index}").as_bytes()).to_hex();
         match self.format {
-            CallFormat::Mistral => digest[..MISTRAL_ID_DIGITS].to_owned(),
+            CallFormat::Mistral | CallFormat::MistralArgs => digest[..MISTRAL_ID_DIGITS].to_owned(),
             _ => format!("{prefix}{}", &digest[..ID_DIGITS]),
         }
     }

@@ -13,6 +13,10 @@ pub enum CallFormat {
     Llama,
     /// `[TOOL_CALLS] [{"name": …, "arguments": …}, …]` at the end of the answer: Mistral.
     Mistral,
+    /// `[TOOL_CALLS]name[ARGS]{…}` for each call, at the end of the answer: Mistral Small 3.2 and later.
+    MistralArgs,
+    /// `<|tool_call|>[{"name": …, "arguments": …}, …]` at the end of the answer: Granite 3.
+    Granite,
     /// Calls between control tokens at the end of the answer, each with its name, and its arguments in a block of code: DeepSeek V3, R1.
     DeepSeek,
     /// The same with bare arguments: DeepSeek V3.1 and later.
@@ -31,6 +35,9 @@ pub enum NotationPart<'a> {
 }
 
 const MISTRAL_CALLS: &str = "[TOOL_CALLS]";
+const MISTRAL_ID: &str = "[CALL_ID]";
+const MISTRAL_ARGUMENTS: &str = "[ARGS]";
+const GRANITE_CALLS: &str = "<|tool_call|>";
 const DEEPSEEK_CALLS: &str = "<｜tool▁calls▁begin｜>";
 const DEEPSEEK_CALLS_END: &str = "<｜tool▁calls▁end｜>";
 const DEEPSEEK_CALL: &str = "<｜tool▁call▁begin｜>";
@@ -49,21 +56,22 @@ impl CallFormat {
     /// The notation of a template, if it has one that is known.
     pub(super) fn of_template(source: &str) -> Option<Self> {
         let has = |text: &str| source.contains(text);
-        if harmony::MARKS[..4].iter().all(|mark| has(mark)) {
+        if harmony::IN_TEMPLATES.iter().all(|mark| has(mark)) {
             return Some(Self::Harmony);
         }
         // Notations with these are others, though they share a mark.
-        let is_other = ["<function=", "<arg_key>", "[ARGS]"].iter().any(|mark| has(mark));
-        if !has("tools") || is_other {
+        if ["<function=", "<arg_key>"].iter().any(|mark| has(mark)) {
             return None;
         }
         if has("<tool_call>") {
             Some(Self::Hermes)
         } else if has(MISTRAL_CALLS) {
-            Some(Self::Mistral)
+            Some(if has(MISTRAL_ARGUMENTS) { Self::MistralArgs } else { Self::Mistral })
+        } else if has(GRANITE_CALLS) {
+            Some(Self::Granite)
         } else if has(DEEPSEEK_CALLS) {
             Some(if has("```json") { Self::DeepSeek } else { Self::DeepSeekBare })
-        } else if has("ipython") && has("parameters") {
+        } else if has("tools") && has("ipython") && has("parameters") {
             Some(Self::Llama)
         } else {
             None
@@ -74,7 +82,8 @@ impl CallFormat {
     pub(super) fn opens(self) -> Option<&'static str> {
         match self {
             Self::Hermes => Some("<tool_call>"),
-            Self::Mistral => Some(MISTRAL_CALLS),
+            Self::Mistral | Self::MistralArgs => Some(MISTRAL_CALLS),
+            Self::Granite => Some(GRANITE_CALLS),
             Self::DeepSeek | Self::DeepSeekBare => Some(DEEPSEEK_CALLS),
             Self::Llama | Self::Harmony => None,
         }
@@ -85,7 +94,7 @@ impl CallFormat {
         match self {
             Self::Hermes => Some("</tool_call>"),
             Self::DeepSeek | Self::DeepSeekBare => Some(DEEPSEEK_CALLS_END),
-            Self::Llama | Self::Mistral | Self::Harmony => None,
+            Self::Llama | Self::Mistral | Self::MistralArgs | Self::Granite | Self::Harmony => None,
         }
     }
 
@@ -94,6 +103,8 @@ impl CallFormat {
         match self {
             Self::Hermes | Self::Llama => &[],
             Self::Mistral => &[MISTRAL_CALLS],
+            Self::MistralArgs => &[MISTRAL_CALLS, MISTRAL_ID, MISTRAL_ARGUMENTS],
+            Self::Granite => &[GRANITE_CALLS],
             Self::DeepSeek | Self::DeepSeekBare => {
                 &[DEEPSEEK_CALLS, DEEPSEEK_CALLS_END, DEEPSEEK_CALL, DEEPSEEK_CALL_END, DEEPSEEK_NAME_END]
             }
@@ -114,7 +125,8 @@ impl CallFormat {
         match self {
             Self::Hermes => (format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": "), "}\n</tool_call>".into()),
             Self::Llama => (format!("{{\"name\": \"{name}\", \"parameters\": "), "}".into()),
-            Self::Mistral => (format!("{{\"name\": \"{name}\", \"arguments\": "), "}".into()),
+            Self::Mistral | Self::Granite => (format!("{{\"name\": \"{name}\", \"arguments\": "), "}".into()),
+            Self::MistralArgs => (format!("{MISTRAL_CALLS}{name}{MISTRAL_ARGUMENTS}"), String::new()),
             Self::DeepSeek => (
                 format!("{DEEPSEEK_CALL}function{DEEPSEEK_NAME_END}{name}\n```json\n"),
                 format!("\n```{DEEPSEEK_CALL_END}"),
@@ -130,6 +142,8 @@ impl CallFormat {
             Self::Hermes => ("", Some("\n"), ""),
             Self::Llama => ("", Some("; "), ""),
             Self::Mistral => ("[TOOL_CALLS] [", Some(", "), "]"),
+            Self::MistralArgs => ("", Some(""), ""),
+            Self::Granite => ("<|tool_call|>[", Some(", "), "]"),
             Self::DeepSeek => (DEEPSEEK_CALLS, Some("\n"), DEEPSEEK_CALLS_END),
             Self::DeepSeekBare => (DEEPSEEK_CALLS, Some(""), DEEPSEEK_CALLS_END),
             Self::Harmony => ("", None, ""),
@@ -162,10 +176,11 @@ impl CallFormat {
         let text = text.trim();
         let calls = match self {
             Self::Hermes => vec![written(serde_json::from_str(text).ok()?)?],
-            Self::Mistral => {
+            Self::Mistral | Self::Granite => {
                 let all: Vec<Written<'_>> = serde_json::from_str(text).ok()?;
                 all.into_iter().map(written).collect::<Option<_>>()?
             }
+            Self::MistralArgs => named(text)?,
             Self::Llama => objects(text)?,
             Self::DeepSeek | Self::DeepSeekBare => self.between_controls(text)?,
             Self::Harmony => return None,
@@ -206,6 +221,24 @@ fn objects(text: &str) -> Option<Vec<Call>> {
         rest = rest[values.byte_offset()..].trim_start();
         match rest.strip_prefix(';') {
             Some(more) => rest = more.trim_start(),
+            None if rest.is_empty() => return Some(all),
+            None => return None,
+        }
+    }
+}
+
+/// Mistral's: names with arguments behind them, and a mark before each but the first.
+fn named(text: &str) -> Option<Vec<Call>> {
+    let (mut all, mut rest) = (Vec::new(), text);
+    loop {
+        let (name, behind) = rest.split_once(MISTRAL_ARGUMENTS)?;
+        let name = name.split_once(MISTRAL_ID).map_or(name, |(name, _)| name);
+        let mut values = serde_json::Deserializer::from_str(behind).into_iter::<&RawValue>();
+        let written = values.next()?.ok()?;
+        all.push(Call { name: name.trim().to_owned(), arguments: arguments(written.get())? });
+        rest = behind[values.byte_offset()..].trim_start();
+        match rest.strip_prefix(MISTRAL_CALLS) {
+            Some(more) => rest = more,
             None if rest.is_empty() => return Some(all),
             None => return None,
         }

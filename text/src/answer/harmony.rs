@@ -19,6 +19,8 @@ const CONSTRAIN: &str = "<|constrain|>";
 const MESSAGE: &str = "<|message|>";
 /// What ends a message. The last two also end the answer, and are mostly no part of its text.
 const ENDS: [&str; 4] = ["<|end|>", START, "<|call|>", "<|return|>"];
+/// Control tokens that tell its templates from others. Not all templates have the others.
+pub(super) const IN_TEMPLATES: [&str; 3] = [START, CHANNEL, MESSAGE];
 /// Control tokens that its text must show.
 pub(super) const MARKS: [&str; 7] = [START, CHANNEL, CONSTRAIN, MESSAGE, ENDS[0], ENDS[2], ENDS[3]];
 /// What the name of a function is behind, where a message is for it.

@@ -61,8 +61,7 @@ impl AnswerFormat {
 
     /// The notations that a template shows the model.
     pub(crate) fn of_template(source: &str) -> Self {
-        let shown = CallFormat::of_template(source);
-        let shows_tools = source.contains("tools");
+        let (shown, shows_tools) = (CallFormat::of_template(source), source.contains("tools"));
         Self {
             calls: shown.unwrap_or(CallFormat::Hermes),
             shows_tools: shows_tools && shown.is_some(),

@@ -27,7 +27,7 @@ use environment::Compiled;
 use marks::Marks;
 pub use message::{Content, Message, Role};
 use source::Source;
-pub use tools::describe_tools;
+use tools::{Place, as_text, describe_tools};
 
 /// Arguments that the server sets.
 const RESERVED: [&str; 9] = [
@@ -79,6 +79,8 @@ pub struct ChatTemplate {
     marks: Marks,
     forms: message::Forms,
     format: AnswerFormat,
+    /// Whether it shows the calls of earlier messages.
+    shows_calls: bool,
     /// What [`Source::comparable`] returned for the template.
     comparable: AhoCorasick,
 }
@@ -97,6 +99,7 @@ impl ChatTemplate {
                 ..Default::default()
             },
             format: AnswerFormat::of_template(source.text()),
+            shows_calls: source.text().contains("tool_calls"),
             comparable: source.comparable(tokenizer.controls())?,
             source,
             tokenizer: tokenizer.clone(),
@@ -120,6 +123,41 @@ impl ChatTemplate {
         self.source.text().contains(argument)
     }
 
+    /// As [`Self::render`], of messages that are adapted to the template where it does not take them as they are. One that shows no tools
+    /// gets a message that describes them: one of the system, or where it accepts none, the first one of the user.
+    pub fn render_adapted(&self, request: &ChatRequest<'_>) -> Result<Prompt, TextError> {
+        let Some(tools) = request.tools.filter(|_| !self.format.shows_tools) else {
+            return self.render_with_content(request);
+        };
+        let in_place = |place| {
+            let calls = self.format.calls;
+            let texts = if self.shows_calls { request.messages.to_vec() } else { as_text(request.messages, calls) };
+            let described = describe_tools(texts, tools, calls, place);
+            self.render_with_content(&ChatRequest { messages: &described, tools: None, ..*request })
+        };
+        in_place(Place::System).or_else(|error| in_place(Place::User).map_err(|_| error))
+    }
+
+    /// Messages that call tools may have no content, which some templates do not accept: then it is the calls, or the empty text where the
+    /// template shows calls.
+    fn render_with_content(&self, request: &ChatRequest<'_>) -> Result<Prompt, TextError> {
+        let is_bare = |message: &Message| message.content.is_none() && message.extra.contains_key("tool_calls");
+        let rendered = self.render(request);
+        if rendered.is_ok() || !request.messages.iter().any(is_bare) {
+            return rendered;
+        }
+        let fill = |message: &Message| {
+            let empty = || Some(Content::Text(String::new()));
+            Message { content: if is_bare(message) { empty() } else { message.content.clone() }, ..message.clone() }
+        };
+        let messages: Vec<Message> = match self.shows_calls {
+            true => request.messages.iter().map(fill).collect(),
+            false => as_text(request.messages, self.format.calls),
+        };
+        self.render(&ChatRequest { messages: &messages, ..*request }).or(rendered)
+    }
+
+    /// The prompt, as Hugging Face's `apply_chat_template` makes it.
     pub fn render(&self, request: &ChatRequest<'_>) -> Result<Prompt, TextError> {
         if request.ending != Ending::Continued {
             return self.render_any(request);

@@ -84,7 +84,7 @@ fn token_text(config: &JsonObject, key: &str) -> Result<Option<String>, WeightsE
     text.map(|text| Some(text.to_owned())).ok_or_else(|| config.damaged(format!("{key} is no token")))
 }
 
-/// The only template, or the one named `default` of a list.
+/// The only template. Of a list, those named `default` and, for chats with tools, `tool_use`, as one.
 fn chat_template(config: &JsonObject) -> Result<Option<String>, WeightsError> {
     let list = match config.get("chat_template") {
         None => return Ok(None),
@@ -92,10 +92,22 @@ fn chat_template(config: &JsonObject) -> Result<Option<String>, WeightsError> {
         Some(Value::Array(list)) => list,
         Some(_) => return Err(config.damaged("chat_template is neither text nor a list")),
     };
-    let default = list.iter().find(|entry| entry.get("name").and_then(Value::as_str) == Some("default"));
-    let template = default.and_then(|entry| entry.get("template")).and_then(Value::as_str);
-    let template = template.ok_or_else(|| config.damaged("chat_template is a list without one named `default`"))?;
-    Ok(Some(template.to_owned()))
+    let named = |name: &str| {
+        let entry = list.iter().find(|entry| entry.get("name").and_then(Value::as_str) == Some(name));
+        entry.and_then(|entry| entry.get("template")).and_then(Value::as_str)
+    };
+    let default = named("default");
+    let default = default.ok_or_else(|| config.damaged("chat_template is a list without one named `default`"))?;
+    Ok(Some(match named("tool_use") {
+        Some(with_tools) => by_tools(with_tools, default),
+        None => default.to_owned(),
+    }))
+}
+
+/// A template of two. Jinja drops the line break that ends a template, and those that follow a statement.
+fn by_tools(with_tools: &str, without: &str) -> String {
+    let [with_tools, without] = [with_tools, without].map(|source| source.strip_suffix('\n').unwrap_or(source));
+    format!("{{% if tools %}}{{{{ '' }}}}{with_tools}{{% else %}}{{{{ '' }}}}{without}{{% endif %}}")
 }
 
 fn is_llama(config: &JsonObject) -> Result<bool, WeightsError> {
