@@ -76,6 +76,11 @@ impl ModelCard {
         let further = || self.served_names.iter().filter(|name| **name != self.id);
         std::iter::once(&self.id).filter(move |_| further().next().is_none()).chain(further()).map(String::as_str)
     }
+
+    /// The name that answers give it: the first public one.
+    pub fn public_name(&self) -> &str {
+        self.public_names().next().unwrap_or(&self.id)
+    }
 }
 
 /// One rank of an instance.

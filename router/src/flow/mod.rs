@@ -71,7 +71,7 @@ impl Core {
             let admitted = self.prepare(request, prompt, &span).await?;
             let (out, events) = mpsc::channel(self.limits.events_max(admitted.request.choices().count()));
             let request = admitted.request.clone();
-            let metrics = self.metrics.of(&request.model.card.id, received);
+            let metrics = self.metrics.of(&request.model.card, received);
             run::start(self, Job::new(request.clone(), span.clone(), metrics), admitted, out);
             Ok((request, Events::new(events, self.unread.token())))
         };

@@ -85,9 +85,9 @@ impl Prepared {
         self.prompt_tokens().min(events_max * PROMPT_PART_TOKENS_MAX) as u64 * prompt_logprob_bytes(top as usize)
     }
 
-    /// The name of what answers: the adapter, or the model's id.
+    /// The name of what answers: the adapter, or the model by its first public name.
     pub(crate) fn served_name(&self) -> &str {
-        self.adapter.as_ref().map_or(&self.model.card.id, |adapter| &adapter.name)
+        self.adapter.as_ref().map_or(self.model.card.public_name(), |adapter| &adapter.name)
     }
 
     /// Control tokens by which the parts of its answer are told apart: its text has them.
@@ -193,8 +193,8 @@ impl Core {
         let slots = self.admission.enter_all(answers, request.priority, key, request.share())?;
 
         let Named { model, adapter } = self.named(&request.model, request.deadline).await?;
-        let served = adapter.as_ref().map_or(&model.card.id, |adapter| &adapter.name);
-        span.record("gen_ai.response.model", served.as_str());
+        let served = adapter.as_ref().map_or(model.card.public_name(), |adapter| &adapter.name);
+        span.record("gen_ai.response.model", served);
         if model.text.is_none() && !request.stops.is_empty() {
             return Err(RequestError::invalid("stop", "this model has no text; use stop_token_ids"));
         }

@@ -22,7 +22,7 @@ pub(crate) use vllm::{VllmKvUsage, VllmMetrics};
 use crate::placement::Reason;
 use crate::recovery::{GiveUp, Step};
 use crate::status::RecentTimes;
-use baton_types::{ErrorKind, Usage};
+use baton_types::{ErrorKind, ModelCard, Usage};
 use parking_lot::Mutex;
 use prometheus_client::encoding::{EncodeLabelSet, LabelValueEncoder};
 use prometheus_client::metrics::counter::Counter;
@@ -202,10 +202,10 @@ impl RouterMetrics {
     }
 
     /// The metrics of a request for a served model that is not placed yet.
-    pub(crate) fn of(&self, model: &str, received: Instant) -> RequestMetrics {
-        let current = self.in_pool(model, NO_POOL);
+    pub(crate) fn of(&self, card: &ModelCard, received: Instant) -> RequestMetrics {
+        let current = self.in_pool(&card.id, NO_POOL);
         current.in_flight.inc();
-        let vllm = self.vllm.as_ref().map(|vllm| vllm.request(model, received));
+        let vllm = self.vllm.as_ref().map(|vllm| vllm.request(card.public_name(), received));
         RequestMetrics { all: self.clone(), current: Mutex::new(current), vllm }
     }
 
@@ -356,7 +356,8 @@ mod tests {
             let lines = text.lines().filter(|l| l.starts_with(what) && !l.ends_with(" 0"));
             lines.collect::<Vec<_>>().join(" ")
         };
-        let request = metrics.of("m", Instant::now());
+        let card = crate::testing::record(baton_types::Role::Decode, "d").card;
+        let request = metrics.of(&card, Instant::now());
         assert_eq!(shown("router_requests_in_flight"), r#"router_requests_in_flight{model="m",pool=""} 1"#);
         request.placed("blue", Reason::LocalPolicy);
         request.placed("green", Reason::LocalNoPrefillWorker);

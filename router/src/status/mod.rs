@@ -92,12 +92,12 @@ impl ClusterStatus {
         rows
     }
 
-    /// The model of each decode worker that reports, its blocks in use, and all of its blocks.
+    /// The public name of the model of each decode worker that reports, its blocks in use, and all of its blocks.
     pub(crate) fn decode_blocks(&self, now: Instant) -> impl Iterator<Item = (String, u64, u64)> {
         self.rows(now).into_iter().filter(|row| row.record().role == Role::Decode).filter_map(|row| {
             let blocks = row.seen.last_report.as_ref()?.report.blocks?;
             let used = blocks.total.saturating_sub(blocks.free.saturating_add(blocks.cached));
-            Some((row.record().card.id.to_string(), used, blocks.total))
+            Some((row.record().card.public_name().to_owned(), used, blocks.total))
         })
     }
 

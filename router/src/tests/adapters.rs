@@ -5,7 +5,7 @@ use crate::testing::fake::Fake;
 use crate::testing::http;
 use crate::testing::text::tokens;
 use baton_proto::v1::{self, FinishReason};
-use baton_types::{AdapterCard, Digest, Role};
+use baton_types::{AdapterCard, Digest, InstanceRecord, Role};
 use serde_json::json;
 use std::time::{Duration, Instant};
 use tonic::{Code, Status};
@@ -140,4 +140,42 @@ async fn every_api_answers_with_the_name_of_the_adapter() {
         let answer = answer.json().await;
         assert_eq!(answer["model"], "sql", "{path}: {answer}");
     }
+}
+
+#[tokio::test]
+async fn every_api_answers_with_the_first_served_name() {
+    let cluster = Cluster::start(|c| c.metrics.vllm_names = true).await;
+    let named = |record: &mut InstanceRecord| {
+        record.card.id = "folder".into();
+        record.card.served_names = vec!["folder".into(), "mine".into(), "other".into()];
+    };
+    let d = cluster.worker_with(Role::Decode, "d", named).await;
+    cluster.router.ready().await;
+    let to = cluster.router.http_addr;
+    let messages = json!([{"role": "user", "content": "hi"}]);
+    for (path, body) in [
+        ("/v1/chat/completions", json!({"model": "mine", "messages": messages, "max_tokens": 1})),
+        ("/v1/chat/completions", json!({"messages": messages, "max_tokens": 1})),
+        ("/v1/completions", json!({"model": "other", "prompt": "hi", "max_tokens": 1})),
+        ("/v1/responses", json!({"model": "mine", "input": "hi", "max_output_tokens": 1})),
+        ("/v1/messages", json!({"model": "folder", "messages": messages, "max_tokens": 1})),
+    ] {
+        for stream in [false, true] {
+            let mut body = body.clone();
+            body["stream"] = stream.into();
+            let worker = async {
+                let decode = d.decode().await;
+                decode.claimed().await;
+                decode.last(u32::from(b'a'), FinishReason::Length).await;
+            };
+            let ask = async { http::post(to, path, &body).await.text().await };
+            let (answer, ()) = tokio::join!(ask, worker);
+            assert!(answer.contains(r#""model":"mine""#) && !answer.contains("folder"), "{path}: {answer}");
+        }
+    }
+    let metrics = http::send(to, "GET /metrics", "", "").await.text().await;
+    let mut vllm = metrics.lines().filter(|line| line.starts_with("vllm:") && line.contains("model_name"));
+    assert!(vllm.all(|line| line.contains(r#"model_name="mine""#)), "{metrics}");
+    assert!(metrics.contains(r#"vllm:generation_tokens_total{model_name="mine",engine="0"} 10"#), "{metrics}");
+    assert!(metrics.contains(r#"baton_router_requests_total{model="folder","#), "{metrics}");
 }

@@ -39,7 +39,7 @@ async fn vllms_flags_mean_the_same() -> anyhow::Result<()> {
     ensure!(lengths == ["256", "256"], "{models}");
     let body = serde_json::json!({"model": "theirs", "prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": true});
     let answer = api.post("completions", body).await?;
-    ensure!(answer.status == 200, "{answer:?}");
+    ensure!(answer.status == 200 && answer.body["model"] == "ours", "{answer:?}");
     let base = up.openai()?;
     let status: serde_json::Value = reqwest::get(base.replace("/v1", "/cluster")).await?.json().await?;
     for worker in status["workers"].as_array().context("no workers")? {
