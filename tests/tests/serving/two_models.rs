@@ -42,7 +42,10 @@ async fn each_request_finds_its_model() -> anyhow::Result<()> {
     let (remote, local, dice, dice_local) =
         tokio::try_join!(chat(SMOL, "remote"), chat("tiny", "local"), roll("remote"), roll("local"))?;
     for answer in [&remote, &local] {
-        ensure!(answer.status == 200 && answer.text().contains("Paris") && answer.body["model"] == "tiny", "{answer:?}");
+        ensure!(
+            answer.status == 200 && answer.text().contains("Paris") && answer.body["model"] == "tiny",
+            "{answer:?}"
+        );
     }
     ensure!(dice.tokens().len() == 12 && dice.tokens() == dice_local.tokens(), "{dice:?} {dice_local:?}");
     ensure!(dice.body["model"] == "dice", "{dice:?}");
