@@ -214,6 +214,58 @@ fn wrong_grammars_are_told() {
     }
 }
 
+/// From 2^53 on, an integer and its neighbours are one number to llguidance.
+#[test]
+fn inexact_bounds_are_refused_by_name() {
+    let refused = |text: &str| {
+        let error = check(&Grammar::JsonSchema(text.into())).expect_err(text).to_string();
+        error.split('`').nth(1).unwrap_or_else(|| panic!("{text}: {error}")).to_owned()
+    };
+    for keyword in ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"] {
+        for bound in ["9007199254740992", "18446744073709551615", "-9007199254740993", "9007199254740993.0", "1e20"] {
+            let integer = format!(r#"{{"type": "integer", "{keyword}": {bound}}}"#);
+            for schema in [
+                integer.clone(),
+                format!(r#"{{"properties": {{"a": {integer}}}}}"#),
+                format!(r#"{{"properties": {{"default": {integer}}}}}"#),
+                format!(r#"{{"anyOf": [{{"type": "null"}}, {integer}]}}"#),
+                format!(r##"{{"$defs": {{"enum": {integer}}}, "$ref": "#/$defs/enum"}}"##),
+                format!(r##"{{"elsewhere": {{"a": {integer}}}, "$ref": "#/elsewhere/a"}}"##),
+            ] {
+                assert_eq!(refused(&schema), keyword, "{schema}");
+            }
+        }
+    }
+    let call = CallGrammar { open: vec![], schema: r#"{"maximum": 1e20}"#.into(), close: vec![] };
+    let calls = CallsGrammar { open: vec![], calls: vec![call], separator: None, close: vec![] };
+    assert!(check(&Grammar::Calls(calls)).unwrap_err().to_string().contains("`maximum`"));
+}
+
+#[test]
+fn large_numbers_that_bound_nothing_are_taken() {
+    let large = 9_007_199_254_740_993_u64;
+    for taken in [
+        json!({"type": "integer", "minimum": -9_007_199_254_740_991_i64, "maximum": 9_007_199_254_740_991_i64}),
+        json!({"type": "object", "properties": {"minimum": {"type": "integer"}, "multipleOf": {"const": large}}}),
+        json!({"enum": [{"maximum": large}, large]}),
+        json!({"const": {"minimum": large}}),
+        json!({"type": "integer", "default": {"minimum": large}, "examples": [{"maximum": large}]}),
+    ] {
+        compile(&schema(taken));
+    }
+    let exact = compile(&schema(
+        json!({"type": "integer", "minimum": 9_007_199_254_740_990_i64, "maximum": 9_007_199_254_740_991_i64}),
+    ));
+    for seed in 0..8 {
+        let (text, _) = answer(&exact, seed);
+        assert!(["9007199254740990", "9007199254740991"].contains(&text.as_str()), "{text}");
+    }
+    // Where what cannot be enforced does not count, neither does such a bound.
+    let mut lenient = json!({"type": "object", "properties": {"a": {"type": "integer", "minimum": large}}});
+    baton_text::grammar::lenient(lenient.as_object_mut().unwrap());
+    compile(&schema(lenient));
+}
+
 /// Each is as large as it may be, and goes on at a model's first token in all ways.
 #[test]
 fn the_widest_grammars_are_followed() {

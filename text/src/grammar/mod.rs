@@ -9,6 +9,7 @@
 //! Some of llguidance recurses along chains of rules and references, which [`Grammar::check`] bounds: all of it must run on threads of
 //! [`STACK_BYTES`].
 
+mod bounds;
 mod source;
 
 pub use source::lenient;
@@ -22,7 +23,7 @@ use std::thread;
 use toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 
 /// Names the rules by which masks follow from a grammar. Workers with the same name draw the same tokens.
-pub const REVISION: &str = "grammar-llguidance-1.9.1";
+pub const REVISION: &str = "grammar-2-llguidance-1.9.1";
 
 /// Stack of threads that compile and follow grammars. The longest chains that fit a grammar take some ten MB; only what is used is
 /// resident.

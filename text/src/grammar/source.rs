@@ -1,5 +1,6 @@
 //! Grammars in llguidance's words.
 
+use super::bounds;
 use crate::TextError;
 use baton_types::{CallGrammar, CallsGrammar, Grammar, GrammarPiece};
 use llguidance::api::TopLevelGrammar;
@@ -83,6 +84,8 @@ fn schema(text: &str) -> Result<Value, TextError> {
     let mut count = Count::default();
     count.object(&schema)?;
     check_patterns(count.pattern_bytes)?;
+    let is_lenient = schema.get(OPTIONS).and_then(|options| options.get("lenient")) == Some(&Value::Bool(true));
+    bounds::check(&mut schema, is_lenient)?;
     let options = schema.entry(OPTIONS).or_insert_with(|| json!({}));
     let options = options.as_object_mut().ok_or_else(|| refused(format!("{OPTIONS} must be an object")))?;
     if !options.contains_key("whitespace_flexible") {
