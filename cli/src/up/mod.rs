@@ -10,7 +10,7 @@ use baton_node::environment;
 use baton_node::host::own_address;
 use baton_node::identity::Role;
 use baton_node::membership::etcd::ensure_free;
-use baton_worker::models::prefetch;
+use baton_worker::models::{open, prefetch};
 use baton_worker::settings::{ModelDtype, ModelSettings, ThreadCount};
 use child::Child;
 use clap::{Args, ValueEnum};
@@ -278,14 +278,18 @@ async fn serve(
     Err(failure)
 }
 
-/// Downloads the models once, before several workers each try to.
+/// Downloads the models once, before several workers each try to. A model that no worker can open is refused here: each worker would tell it.
 async fn fetch(args: &UpArgs) -> anyhow::Result<()> {
     for model in [Some(&args.model), args.draft_model.as_ref()].into_iter().flatten() {
         let settings = ModelSettings { model: model.clone(), ..ModelSettings::default() };
         let bar = progress::bar("model");
         let shown = bar.clone();
-        let fetch = move || prefetch(&settings, &|what, fraction| progress::show(&shown, what, fraction));
-        spawn_blocking(fetch).await?.with_context(|| format!("cannot fetch model {model}"))?;
+        let fetch = move || {
+            let progress = |what: &str, fraction: f32| progress::show(&shown, what, fraction);
+            prefetch(&settings, &progress).with_context(|| format!("cannot fetch model {}", settings.model))?;
+            open(&settings, &progress).with_context(|| format!("cannot serve model {}", settings.model))
+        };
+        spawn_blocking(fetch).await??;
         bar.finish_and_clear();
     }
     Ok(())
@@ -382,6 +386,9 @@ async fn stop_signal() -> anyhow::Result<()> {
 /// Stops the workers, from which the router receives their deregistration, then the router. A process that does not stop in time is
 /// killed.
 async fn stop(mut children: Vec<Child>) -> anyhow::Result<()> {
+    if children.is_empty() {
+        return Ok(());
+    }
     eprintln!("\nStopping.");
     let mut killed = Vec::new();
     let routers = children.len().min(1);

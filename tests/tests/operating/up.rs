@@ -78,13 +78,17 @@ fn what_cannot_start_says_why_and_starts_nothing() -> anyhow::Result<()> {
     let (grpc, http) = (format!("--grpc-port={taken}"), format!("--http-port={taken}"));
     // (flags, variables, what the message says)
     type Case<'a> = (&'a [&'a str], &'a [(&'a str, &'a str)], &'a [&'a str]);
-    let cases: [Case<'_>; 11] = [
+    let folder = tempfile::tempdir()?;
+    std::fs::write(folder.path().join("config.json"), r#"{"architectures": ["FalconForCausalLM"]}"#)?;
+    let unsupported = format!("--model={}", folder.path().display());
+    let cases: [Case<'_>; 12] = [
         (&[&grpc, "--http-port=0"], &[], &["is taken", "--grpc-port"]),
         (&["--grpc-port=0", &http], &[], &["is taken", "--http-port"]),
         (&["--grpc-port=7777", "--http-port=7777"], &[], &["both 7777"]),
         (&["--decode=0"], &[], &["--decode 1"]),
         (&["--prefill=0", "--prefill-policy=remote"], &[], &["--prefill 1"]),
         (&["--model=./nowhere.gguf"], &[], &["./nowhere.gguf", "no such file"]),
+        (&[&unsupported], &[], &["FalconForCausalLM"]),
         (&["--model=random:layers=none"], &[], &["layers=none"]),
         (&[RANDOM], &[("BATON_LIMITZ__RUNNING_MAX", "1")], &["BATON_LIMITZ__RUNNING_MAX"]),
         (&[RANDOM, "--kv-cache-bytes=lots"], &[], &["lots"]),
@@ -101,6 +105,11 @@ fn what_cannot_start_says_why_and_starts_nothing() -> anyhow::Result<()> {
         ensure!(!status.success(), "{flags:?} started");
         for part in says {
             ensure!(message.contains(part), "{flags:?}: {part:?} is not in:\n{message}");
+        }
+        if flags[0].starts_with("--model=") && flags[0] != RANDOM {
+            // Told once, and not by each worker.
+            ensure!(message.lines().filter(|line| line.contains(says[0])).count() == 1, "{flags:?}:\n{message}");
+            ensure!(!message.contains("Stopping"), "{flags:?}:\n{message}");
         }
         ensure!(up.children()?.is_empty() && !up.stdout().contains("Baton serves"), "{flags:?} left something");
     }
