@@ -28,6 +28,7 @@ mod child;
 mod ports;
 mod progress;
 mod threads;
+mod try_it;
 mod variables;
 
 /// Address at which the processes of the cluster reach each other.
@@ -354,12 +355,9 @@ fn greet(args: &UpArgs, addresses: &Addresses, local_cluster: &LocalCluster, wor
             None => writeln!(out, "  others   at any address of this host: its own is not known here")?,
         }
     }
-    writeln!(out, "\nTry it from another terminal:")?;
-    let usual = scheme == "http" && grpc.port() == 50051;
-    let server = if usual { String::new() } else { format!(" --server {scheme}://{grpc}") };
-    writeln!(out, "  {} generate{server} \"What is the capital of France?\"", program())?;
-    writeln!(out, "  curl {scheme}://{http}/v1/chat/completions -H 'content-type: application/json' \\")?;
-    writeln!(out, "    -d '{{\"messages\":[{{\"role\":\"user\",\"content\":\"What is the capital of France?\"}}]}}'")?;
+    let tls = args.tls.clone().or_else(|| std::env::var_os("BATON_TLS__DIR").map(PathBuf::from));
+    let has_keys = args.api_key.is_some() || is_set("BATON_AUTH__API_KEY") || is_set("BATON_AUTH__KEYS_FILE");
+    write!(out, "{}", try_it::commands(&program(), addresses, tls.as_deref(), has_keys))?;
     writeln!(out, "\nCtrl-C stops everything.")
 }
 
@@ -367,8 +365,7 @@ fn greet(args: &UpArgs, addresses: &Addresses, local_cluster: &LocalCluster, wor
 fn program() -> String {
     let called = std::env::args().next().unwrap_or_default();
     match std::env::current_exe() {
-        Ok(path) if called.contains('/') && path.to_string_lossy().contains(' ') => format!("'{}'", path.display()),
-        Ok(path) if called.contains('/') => path.display().to_string(),
+        Ok(path) if called.contains('/') => try_it::quoted(&path),
         _ => "baton".to_owned(),
     }
 }

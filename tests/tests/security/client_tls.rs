@@ -17,10 +17,16 @@ fn clients_trust_the_certificate_show_the_key_and_are_answered() -> anyhow::Resu
     fs::create_dir(&own)?;
     fs::copy(folder.path().join("node.pem"), own.join("tls.crt"))?;
     fs::copy(folder.path().join("node.key"), own.join("tls.key"))?;
+    fs::copy(folder.path().join("ca.pem"), own.join("ca.crt"))?;
     let authority = folder.path().join("ca.pem").display().to_string();
     let up = Up::start(&[MODEL, &format!("--tls={}", own.display()), &format!("--api-key={KEY}")])?;
     let (grpc, openai) = (up.grpc()?, up.openai()?);
     ensure!(openai.starts_with("https://"), "{openai}");
+    let said = up.stdout();
+    let trusted = own.join("ca.crt").display().to_string();
+    for part in [&format!("--ca {trusted}"), &format!("--cacert {trusted}"), "Bearer $BATON_API_KEY"] {
+        ensure!(said.contains(part) && !said.contains(KEY), "{part}: {said}");
+    }
 
     let bearer = format!("authorization: Bearer {KEY}");
     let body = r#"{"prompt": [5, 6, 7], "max_tokens": 2}"#;
