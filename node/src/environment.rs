@@ -18,6 +18,11 @@ pub fn api_key() -> Option<Secret> {
     std::env::var(API_KEY_VARIABLE).ok().filter(|key| !key.is_empty()).map(Secret::new)
 }
 
+/// The folder with the certificate of a router's client ports, where it is given to its process.
+pub fn tls_folder() -> Option<PathBuf> {
+    std::env::var_os("BATON_TLS__DIR").map(PathBuf::from)
+}
+
 /// The user's cache folder: `XDG_CACHE_HOME`, else `.cache` in the home folder; `None` without a home folder.
 pub fn cache_home() -> Option<PathBuf> {
     let set = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());

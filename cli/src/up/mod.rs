@@ -355,7 +355,7 @@ fn greet(args: &UpArgs, addresses: &Addresses, local_cluster: &LocalCluster, wor
             None => writeln!(out, "  others   at any address of this host: its own is not known here")?,
         }
     }
-    let tls = args.tls.clone().or_else(|| std::env::var_os("BATON_TLS__DIR").map(PathBuf::from));
+    let tls = args.tls.clone().or_else(environment::tls_folder);
     let has_keys = args.api_key.is_some() || is_set("BATON_AUTH__API_KEY") || is_set("BATON_AUTH__KEYS_FILE");
     write!(out, "{}", try_it::commands(&program(), addresses, tls.as_deref(), has_keys))?;
     writeln!(out, "\nCtrl-C stops everything.")
