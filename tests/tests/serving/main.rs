@@ -6,4 +6,5 @@ mod cluster_http;
 mod draft_model;
 mod page;
 mod prefix_cache;
+mod templates;
 mod two_models;
