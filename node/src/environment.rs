@@ -20,7 +20,7 @@ pub fn api_key() -> Option<Secret> {
 
 /// The folder with the certificate of a router's client ports, where it is given to its process.
 pub fn tls_folder() -> Option<PathBuf> {
-    std::env::var_os("BATON_TLS__DIR").map(PathBuf::from)
+    std::env::var_os("BATON_TLS__DIR").filter(|folder| !folder.is_empty()).map(PathBuf::from)
 }
 
 /// The user's cache folder: `XDG_CACHE_HOME`, else `.cache` in the home folder; `None` without a home folder.

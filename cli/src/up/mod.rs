@@ -329,7 +329,8 @@ async fn wait_ready(router: &mut Child, deadline: Instant) -> anyhow::Result<()>
 /// Prints where and how to call the cluster. An error means that stdout is closed, which is no reason to stop serving.
 fn greet(args: &UpArgs, addresses: &Addresses, local_cluster: &LocalCluster, workers: &[Child]) -> std::io::Result<()> {
     let Addresses { grpc, http, cluster } = addresses;
-    let scheme = if args.tls.is_some() || is_set("BATON_TLS__DIR") { "https" } else { "http" };
+    let tls = args.tls.clone().or_else(environment::tls_folder);
+    let scheme = if tls.is_some() { "https" } else { "http" };
     let mut out = std::io::stdout().lock();
     writeln!(out, "\nBaton serves {} with {} prefill and {} decode workers.", args.model, args.prefill, args.decode)?;
     writeln!(out, "  gRPC     {grpc}    baton.v1.Inference/Generate, reflection on")?;
@@ -355,7 +356,6 @@ fn greet(args: &UpArgs, addresses: &Addresses, local_cluster: &LocalCluster, wor
             None => writeln!(out, "  others   at any address of this host: its own is not known here")?,
         }
     }
-    let tls = args.tls.clone().or_else(environment::tls_folder);
     let has_keys = args.api_key.is_some() || is_set("BATON_AUTH__API_KEY") || is_set("BATON_AUTH__KEYS_FILE");
     write!(out, "{}", try_it::commands(&program(), addresses, tls.as_deref(), has_keys))?;
     writeln!(out, "\nCtrl-C stops everything.")
