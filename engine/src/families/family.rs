@@ -175,6 +175,8 @@ pub(crate) struct GgufFamily {
     pub(crate) rotary_rows: RotaryRows,
     /// Names of a layer's tensors, behind the layer's number, that differ from those of most architectures.
     pub(crate) names: &'static [(&'static str, LayerTensor)],
+    /// Matrices of a layer that are stored as one: as [`ConfigFamily::fused`].
+    pub(crate) fused: &'static [FusedTensor],
     /// Whether `read` reads the lengths of keys and values, which are not one, and how much of them is rotated.
     pub(crate) reads_lengths: bool,
     /// Whether value heads of a gated delta rule are in turns: of each key head the first, then of each the second, and so on. If not, those of a
@@ -196,6 +198,7 @@ impl GgufFamily {
         architecture: "",
         rotary_rows: RotaryRows::Halves,
         names: &[],
+        fused: &[],
         reads_lengths: false,
         value_heads_in_turns: false,
         extra_layers: None,

@@ -28,7 +28,7 @@ mod tensors;
 
 pub use baton_kernels::program::{Activation, Choice, ExpertGroups, Scoring};
 pub use delta::GatedDeltaSpec;
-pub(crate) use family::{ConfigFamily, ExpertNames, GgufFamily, RotaryRows, StackedTensor};
+pub(crate) use family::{ConfigFamily, ExpertNames, FusedTensor, GgufFamily, RotaryRows, StackedTensor};
 pub use rope::{Rope, RopeScaling};
 pub(crate) use rope::{YARN_LOG_MULTIPLIER, yarn_amplitude};
 pub(crate) use spec::attention_scale;

@@ -4,7 +4,7 @@
 //! "Phi-3 Technical Report" (arXiv:2404.14219); the meaning of the keys: `configuration_phi3.py` of transformers 5.24.
 
 use super::LayerTensor::{Gate, Key, Query, Up, Value};
-use super::family::{ConfigFamily, Family};
+use super::family::{ConfigFamily, Family, GgufFamily};
 use crate::formats::JsonObject;
 
 pub(super) const FAMILY: Family = Family {
@@ -22,5 +22,16 @@ pub(super) const FAMILY: Family = Family {
         rope: JsonObject::partial_rope,
         ..ConfigFamily::LLAMA
     },
-    gguf: None,
+    gguf: Some(GgufFamily {
+        architecture: "phi3",
+        fused: &[("attn_qkv.weight", &[Query, Key, Value]), ("ffn_up.weight", &[Gate, Up])],
+        keys: &["attention.sliding_window", "rope.scaling.attn_factor"],
+        read: |config, spec| {
+            // Converters write 0 where there is no window. Files from before they wrote it are refused: some of the models have one.
+            let window = Some(config.own_window("attention.sliding_window")?).filter(|window| *window > 0);
+            spec.layers.iter_mut().for_each(|layer| layer.attention.window = window);
+            Ok(())
+        },
+        ..GgufFamily::COMMON
+    }),
 };

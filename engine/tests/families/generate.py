@@ -6,12 +6,14 @@ FAMILY/            a small random checkpoint in float32, as transformers saves i
 FAMILY/tokens.json the prompt
 FAMILY/logits.f32  transformers' logits of every position, float32, little endian, [tokens, vocab]
 FAMILY.gguf        the same tensors as llama.cpp's converter stores them: of some it reorders the rows of queries and keys, it adds 1 to
-                   the gains of Gemma and Qwen3.5, and of Qwen3.5 it reorders value heads and stores the factor of the decay
+                   the gains of Gemma and Qwen3.5, and of Qwen3.5 it reorders value heads and stores the factor of the decay; the divisors
+                   of LongRoPE and of Llama 3 are tensors
 
 Run in this folder. The output depends on nothing but the seeds below and the versions above.
 """
 
 import json
+import math
 import os
 
 import gguf
@@ -170,8 +172,10 @@ def write_gguf(name, model, arch=None):
         (writer.add_final_logit_softcapping, "final_logit_softcapping"),
         (writer.add_sliding_window, "sliding_window"),
     ]:
-        # Converters write the window of these architectures alone.
-        if getattr(config, key, None) is not None and (key != "sliding_window" or arch.startswith(("gemma", "gpt"))):
+        # Converters write the window of these architectures alone, of Phi-3 also where there is none.
+        if key == "sliding_window" and arch == "phi3":
+            add(config.sliding_window or 0)
+        elif getattr(config, key, None) is not None and (key != "sliding_window" or arch.startswith(("gemma", "gpt"))):
             add(getattr(config, key))
     if getattr(config, "head_dim", None) is not None:
         writer.add_key_length(config.head_dim)
@@ -180,7 +184,21 @@ def write_gguf(name, model, arch=None):
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-    if arch in ["gpt-oss", "llama", "qwen3moe"]:
+    if arch == "phi3":
+        head_dim = config.hidden_size // config.num_attention_heads
+        writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+        writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
+    if rope.get("rope_type") == "longrope":
+        factor = config.max_position_embeddings / rope["original_max_position_embeddings"]
+        amplitude = math.sqrt(1 + math.log(factor) / math.log(rope["original_max_position_embeddings"]))
+        writer.add_rope_scaling_attn_factors(amplitude)
+        for length in ["long", "short"]:
+            writer.add_tensor(f"rope_factors_{length}.weight", np.array(rope[f"{length}_factor"], np.float32))
+    if rope.get("rope_type") == "llama3":
+        trained = rope["rope_theta"] ** -(torch.arange(0, config.head_dim, 2).double() / config.head_dim)
+        scaled = model.model.rotary_emb.inv_freq.double()
+        writer.add_tensor("rope_freqs.weight", (trained / scaled).numpy().astype(np.float32))
+    if arch in ["gpt-oss", "qwen3moe"] or name == "mixtral":
         writer.add_expert_count(getattr(config, "num_local_experts", None) or config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(getattr(config, "moe_intermediate_size", config.intermediate_size))
@@ -318,7 +336,7 @@ def phi3():
     config = transformers.Phi3Config(
         **COMMON, intermediate_size=48, num_hidden_layers=2, sliding_window=9, pad_token_id=0, tie_word_embeddings=False
     )
-    record("phi3", transformers.Phi3ForCausalLM(config), 5)
+    write_gguf("phi3", record("phi3", transformers.Phi3ForCausalLM(config), 5))
 
 
 def mixtral():
@@ -424,7 +442,7 @@ def phi4(rope, **more):
 
 
 def phi4_mini():
-    record("phi4_mini", phi4({"rope_type": "default"}), 6)
+    write_gguf("phi4_mini", record("phi4_mini", phi4({"rope_type": "default"}), 6), arch="phi3")
 
 
 def long_rope(original):
@@ -440,7 +458,7 @@ def long_rope(original):
 
 
 def phi4_long():
-    record("phi4_long", long_rope(24), 16)
+    write_gguf("phi4_long", record("phi4_long", long_rope(24), 16), arch="phi3")
 
 
 def phi4_short():
@@ -458,6 +476,27 @@ def llama_dynamic():
         rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 8.0},
     )
     record("llama_dynamic", transformers.LlamaForCausalLM(config), 18)
+
+
+def llama3():
+    """As Llama 3.1 to 3.3: of the frequencies of a head some stay, some are between, and some are divided."""
+    config = transformers.LlamaConfig(
+        **COMMON,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        head_dim=16,
+        pad_token_id=0,
+        tie_word_embeddings=False,
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": 1e3,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    )
+    write_gguf("llama3", record("llama3", transformers.LlamaForCausalLM(config), 21), arch="llama")
 
 
 def deepseek(config, **more):
@@ -670,6 +709,7 @@ gemma3()
 gpt_oss()
 gpt_oss_mxfp4()
 granite()
+llama3()
 llama_dynamic()
 mistral()
 mixtral()

@@ -128,12 +128,41 @@ fn qwen3_has_norms_of_heads_and_heads_of_any_size() {
 
 #[test]
 fn gguf_files_are_the_same_models() {
-    for family in ["gemma2", "gemma3", "granite", "mixtral", "olmo2", "qwen3", "qwen3_moe"] {
+    for family in
+        ["gemma2", "gemma3", "granite", "mixtral", "olmo2", "phi3", "phi4_long", "phi4_mini", "qwen3", "qwen3_moe"]
+    {
         let gguf = GgufModel::open(&fixture(&format!("{family}.gguf")), None).unwrap();
         let folder = Folder::of(&fixture(family)).open().unwrap();
         assert_eq!(gguf.spec(), folder.spec(), "{family}");
         assert_eq!(tensors(&gguf), tensors(&folder), "{family}");
     }
+}
+
+/// Files have the divisors of the frequencies in place of what they are computed from.
+#[test]
+fn a_gguf_file_of_llama_3_has_the_same_tensors_and_its_divisors() {
+    let gguf = GgufModel::open(&fixture("llama3.gguf"), None).unwrap();
+    let folder = Folder::of(&fixture("llama3")).open().unwrap();
+    let scaling = |source: &dyn ModelSource| source.spec().layers[0].attention.rope.as_ref().unwrap().scaling.clone();
+    assert!(matches!(scaling(&folder), RopeScaling::Llama3 { .. }));
+    let RopeScaling::Factors(divisors) = scaling(&gguf) else { panic!("no divisors") };
+    // One stays, one is between, the others are divided by 8.
+    assert!(divisors.first().unwrap() == &1.0 && (divisors.last().unwrap() - 8.0).abs() < 1e-5, "{divisors:?}");
+    assert!(divisors.iter().any(|divisor| (1.1..7.9).contains(divisor)), "{divisors:?}");
+    assert_eq!(tensors(&gguf), tensors(&folder));
+}
+
+#[test]
+fn a_gguf_file_of_longrope_is_another_model_for_a_short_context() {
+    let open = |context: usize| GgufModel::open(&fixture("phi4_long.gguf"), None).unwrap().serving(context);
+    let (whole, long, short) = (open(0), open(40), open(24));
+    assert_eq!(whole.spec(), long.spec());
+    assert_ne!(long.spec(), short.spec());
+    let prints = [&whole, &long, &short].map(|model| model.fingerprint());
+    assert!(prints[1] != prints[2] && prints[0] != prints[2], "their KV differs");
+    // Other families have one fingerprint for every context.
+    let qwen = |context: usize| GgufModel::open(&fixture("qwen3.gguf"), None).unwrap().serving(context).fingerprint();
+    assert_eq!(qwen(0), qwen(24));
 }
 
 /// Files do not say the limit of the gated unit: all published models have one.

@@ -6,6 +6,7 @@ mod families;
 mod folder;
 mod gguf;
 mod huggingface;
+mod phi3;
 mod quant;
 mod quantized;
 mod qwen3_5;

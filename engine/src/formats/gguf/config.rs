@@ -1,6 +1,7 @@
 //! Converts metadata to [`DecoderSpec`]. A file with an unknown key under its architecture's name is refused.
 
 use super::header::Header;
+use super::names;
 use super::value::Value;
 use crate::families::{
     AttentionSpec, DecoderSpec, GgufFamily, LayerSpec, Rope, RopeScaling, RotaryRows, YARN_LOG_MULTIPLIER, registry,
@@ -45,8 +46,22 @@ const HARMLESS_AT: &[(&str, Value<'_>)] = &[
     ("residual_scale", Value::Float(1.0)),
 ];
 
+/// Factor of all queries and keys, of families whose `keys` have it.
+const AMPLITUDE: &str = "rope.scaling.attn_factor";
+
 /// The base of rotary frequencies where a file states none (llama.cpp's default).
 const THETA_DEFAULT: f32 = 10_000.0;
+
+/// Divisors of rotary frequencies that a file has as tensors.
+#[derive(Default)]
+pub(super) struct RopeFactors {
+    /// For any context.
+    pub(super) all: Option<Vec<f32>>,
+    /// LongRoPE, for no longer context than the original one.
+    pub(super) short: Option<Vec<f32>>,
+    /// LongRoPE, for longer ones.
+    pub(super) long: Option<Vec<f32>>,
+}
 
 /// Metadata of one file, with the path for messages.
 pub(crate) struct GgufConfig<'h, 'a> {
@@ -164,13 +179,8 @@ impl<'h, 'a> GgufConfig<'h, 'a> {
         self.get(key).map(read).transpose()
     }
 
-    /// The spec. `vocab` and `tied` come from the tensors, `factors` from `rope_freqs.weight`.
-    pub(super) fn spec(
-        &self,
-        vocab: usize,
-        tied: bool,
-        factors: Option<Vec<f32>>,
-    ) -> Result<DecoderSpec, WeightsError> {
+    /// The spec. `vocab`, `tied` and `factors` come from the tensors.
+    pub(super) fn spec(&self, vocab: usize, tied: bool, factors: RopeFactors) -> Result<DecoderSpec, WeightsError> {
         let hidden = self.size_or("embedding_length", None)?;
         let heads = self.size_or("attention.head_count", None)?;
         if heads == 0 {
@@ -217,12 +227,20 @@ impl<'h, 'a> GgufConfig<'h, 'a> {
         };
         (self.family.read)(self, &mut spec)?;
         spec.check().map_err(|reason| self.damaged(reason))?;
+        spec.serve(spec.context);
         Ok(spec)
     }
 
     /// As in llama.cpp: a factor without a type is linear, a factor of 0 means none, and per-frequency divisors multiply with the linear
     /// one. YaRN has the paper's temperature of attention.
-    fn scaling(&self, factors: Option<Vec<f32>>) -> Result<RopeScaling, WeightsError> {
+    fn scaling(&self, factors: RopeFactors) -> Result<RopeScaling, WeightsError> {
+        let RopeFactors { all: factors, short, long } = factors;
+        let is_long = short.is_some() || long.is_some();
+        let amplitude = self.own_float(AMPLITUDE)?.filter(|amplitude| *amplitude != 1.0);
+        if amplitude.is_some() && !is_long {
+            let what = format!("{} without {}", self.key(AMPLITUDE), names::ROPE_LONG);
+            return Err(self.unsupported(what, "it is implemented for LongRoPE"));
+        }
         let key = self.key("rope.scaling.type");
         let kind = match self.get(&key) {
             None => "linear",
@@ -236,12 +254,26 @@ impl<'h, 'a> GgufConfig<'h, 'a> {
                 let legacy = self.float(&self.key("rope.scale_linear"))?;
                 stated.or(legacy).filter(|&f| f != 0.0).unwrap_or(1.0)
             }
-            "yarn" if factors.is_none() => return self.yarn(),
+            "longrope" if is_long => 1.0,
+            "yarn" if factors.is_none() && !is_long => return self.yarn(),
             other => {
                 let what = format!("{key} `{other}`");
                 return Err(WeightsError::unsupported(self.path, what, "`none`, `linear` and `yarn` are implemented"));
             }
         };
+        if is_long {
+            let (Some(short), Some(long), None, 1.0) = (short, long, &factors, factor) else {
+                let (short, long) = (names::ROPE_SHORT, names::ROPE_LONG);
+                return Err(self.damaged(format!("{short} and {long} belong together, without other scaling")));
+            };
+            return Ok(RopeScaling::Long {
+                short: short.into(),
+                long: long.into(),
+                original_context: self.own_size("rope.scaling.original_context_length")?,
+                amplitude: amplitude.unwrap_or(1.0),
+                served_context: 0,
+            });
+        }
         Ok(match factors {
             Some(factors) => RopeScaling::Factors(factors.into_iter().map(|f| f * factor).collect()),
             None if factor == 1.0 => RopeScaling::None,

@@ -4,6 +4,7 @@ mod config;
 mod cursor;
 mod delta;
 mod format;
+mod fused;
 mod header;
 mod latents;
 mod names;
@@ -18,6 +19,7 @@ use crate::families::{DecoderSpec, GgufFamily, LayerTensor, TensorName};
 use baton_kernels::storage::StorageFormat;
 use baton_types::{Digest, GgufTokenizer, SamplingDefaults, TokenId};
 pub(crate) use config::GgufConfig;
+use config::RopeFactors;
 use format::FileFormat;
 use header::{Header, TensorEntry};
 use std::collections::HashMap;
@@ -36,6 +38,8 @@ pub struct GgufModel {
     end_tokens: Vec<TokenId>,
     sampling: SamplingDefaults,
     tokenizer: Option<GgufTokenizer>,
+    /// By what its rotary embeddings are told apart from those of other contexts.
+    served_context: Option<usize>,
     fingerprint: OnceLock<Digest>,
 }
 
@@ -48,14 +52,18 @@ impl GgufModel {
         let config = GgufConfig::try_new(file.path(), &header)?;
         let mut tensors = HashMap::new();
         let mut latents = latents::Parts::new();
-        let mut factors = None;
+        let (mut fused, mut factors) = (Vec::new(), RopeFactors::default());
         let (layers, extra) = config.layers()?;
         let mut of_extra_layers = 0;
         for (name, entry) in &header.tensors {
             if names::layer(name).is_some_and(|layer| (layers..layers + extra).contains(&layer)) {
                 of_extra_layers += 1;
             } else if *name == names::ROPE_FREQS {
-                factors = Some(read_factors(&file, entry)?);
+                factors.all = Some(read_factors(&file, name, entry)?);
+            } else if *name == names::ROPE_SHORT {
+                factors.short = Some(read_factors(&file, name, entry)?);
+            } else if *name == names::ROPE_LONG {
+                factors.long = Some(read_factors(&file, name, entry)?);
             } else if let Some((layer, tensor)) = names::of_experts(name) {
                 let dimensions = if tensor.is_bias() { 2 } else { 3 };
                 let entries = of_each_expert(&config, name, layer, dimensions, entry)?;
@@ -64,6 +72,8 @@ impl GgufModel {
                 }
             } else if let Some((layer, part)) = names::of_latents(name) {
                 latents.entry(layer).or_default().insert(part, entry.clone());
+            } else if let Some((layer, of)) = names::fused(config.family(), name) {
+                fused.push((layer, of, entry.clone()));
             } else if let Some(canonical) = names::canonical(config.family(), name) {
                 tensors.insert(canonical, entry.clone());
             } else {
@@ -79,6 +89,7 @@ impl GgufModel {
         let vocab = vocab.ok_or_else(|| config.damaged("tensor token_embd.weight is missing or no matrix"))?;
         let tied = !tensors.contains_key(&TensorName::Output);
         let spec = config.spec(vocab, tied, factors)?;
+        tensors.extend(fused::split(&config, &spec, fused)?);
         latents::check(&config, &spec, &latents)?;
         check_tensors(&config, &file, &spec, &tensors, &latents)?;
         let tokenizer = text::tokenizer(&config, vocab)?;
@@ -86,8 +97,38 @@ impl GgufModel {
         let sampling = config.sampling()?;
         let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
         let name = name.map(str::to_owned).or(stem).unwrap_or_default();
-        let (family, fingerprint) = (config.family(), OnceLock::new());
-        Ok(Self { file, name, spec, family, tensors, latents, end_tokens, sampling, tokenizer, fingerprint })
+        let family = config.family();
+        let (served_context, fingerprint) = (None, OnceLock::new());
+        Ok(Self {
+            file,
+            name,
+            spec,
+            family,
+            tensors,
+            latents,
+            end_tokens,
+            sampling,
+            tokenizer,
+            served_context,
+            fingerprint,
+        })
+    }
+
+    /// The same for sequences of at most `context` tokens, as of [`HuggingFaceModel`](super::HuggingFaceModel::serving).
+    #[must_use]
+    pub fn serving(mut self, context: usize) -> Self {
+        if (1..self.spec.context).contains(&context) {
+            self.served_context = self.spec.serve(context);
+            self.fingerprint = OnceLock::new();
+        }
+        self
+    }
+
+    /// The fingerprint, of a file with this digest.
+    fn fingerprint_of(&self, file: Digest) -> Digest {
+        let Some(context) = self.served_context else { return file };
+        let of_context = format!("GGUF file, version 1\n{file}\nrotary embedding of {context} tokens\n");
+        Digest(*blake3::hash(of_context.as_bytes()).as_bytes())
     }
 }
 
@@ -125,9 +166,9 @@ fn of_each_expert(
     Ok((0..count).map(part).collect())
 }
 
-fn read_factors(file: &MappedFile, entry: &TensorEntry) -> Result<Vec<f32>, WeightsError> {
+fn read_factors(file: &MappedFile, name: &str, entry: &TensorEntry) -> Result<Vec<f32>, WeightsError> {
     if entry.format != FileFormat::Stored(StorageFormat::F32) || entry.dims.len() != 1 {
-        return Err(WeightsError::damaged(file.path(), format!("tensor {} is not a vector of F32", names::ROPE_FREQS)));
+        return Err(WeightsError::damaged(file.path(), format!("tensor {name} is not a vector of F32")));
     }
     let mut factors = vec![0.0; entry.dims[0]];
     StorageFormat::F32.expand(&file.bytes()[entry.bytes.clone()], &mut factors);
@@ -149,7 +190,7 @@ fn check_tensors(
             TensorName::Layer(layer, _) | TensorName::Expert(layer, ..) if *layer < spec.layers.len() => {
                 left_out(file, &name)
             }
-            _ => config.damaged(format!("tensor {name} is of no layer that {} knows", config.key("block_count"))),
+            _ => names::of_no_layer(config, &name),
         });
     }
     for name in spec.tensor_names() {
@@ -207,11 +248,11 @@ impl ModelSource for GgufModel {
     }
 
     fn fingerprint(&self) -> Digest {
-        *self.fingerprint.get_or_init(|| self.file.digest())
+        *self.fingerprint.get_or_init(|| self.fingerprint_of(self.file.digest()))
     }
 
     fn known_fingerprint(&self, known: &KnownFingerprints) -> Option<Digest> {
-        Some(*self.fingerprint.get_or_init(|| self.file.known_digest(known)))
+        Some(*self.fingerprint.get_or_init(|| self.fingerprint_of(self.file.known_digest(known))))
     }
 
     fn release(&self, name: TensorName) {

@@ -1,10 +1,16 @@
 //! llama.cpp's tensor names.
 
+use super::config::GgufConfig;
 use super::latents::Part;
-use crate::families::{ExpertTensor, GgufFamily, LayerTensor, TensorName, layer_index};
+use crate::families::{ExpertTensor, FusedTensor, GgufFamily, LayerTensor, TensorName, layer_index};
+use crate::formats::WeightsError;
 
 /// Per-frequency rotary divisors: configuration stored as a tensor.
 pub(super) const ROPE_FREQS: &str = "rope_freqs.weight";
+
+/// The same of LongRoPE, for no longer context than the original one, and for longer ones.
+pub(super) const ROPE_SHORT: &str = "rope_factors_short.weight";
+pub(super) const ROPE_LONG: &str = "rope_factors_long.weight";
 
 /// Names of the layers' tensors, after `blk.N.`.
 const LAYER: [(&str, LayerTensor); LayerTensor::ALL.len()] = [
@@ -65,6 +71,9 @@ fn layer_names(family: &GgufFamily) -> impl Iterator<Item = (&'static str, Layer
     let own = family.names;
     let common = LAYER.into_iter();
     let common = common.filter(move |(name, tensor)| !own.iter().any(|(of, its)| of == name || its == tensor));
+    let fused = family.fused;
+    let common =
+        common.filter(move |(name, tensor)| !fused.iter().any(|(of, parts)| of == name || parts.contains(tensor)));
     own.iter().copied().chain(common)
 }
 
@@ -78,6 +87,13 @@ pub(super) fn of_experts(name: &str) -> Option<(usize, ExpertTensor)> {
     let (layer, tensor) = name.strip_prefix("blk.")?.split_once('.')?;
     let (_, tensor) = EXPERTS.into_iter().find(|(name, _)| *name == tensor)?;
     Some((layer_index(layer)?, tensor))
+}
+
+/// Layer and tensor, if this is several matrices.
+pub(super) fn fused(family: &GgufFamily, name: &str) -> Option<(usize, FusedTensor)> {
+    let (layer, tensor) = name.strip_prefix("blk.")?.split_once('.')?;
+    let fused = family.fused.iter().find(|(name, _)| *name == tensor)?;
+    Some((layer_index(layer)?, *fused))
 }
 
 /// Layer and part, if this is a part of the matrix that makes keys and values out of latents.
@@ -111,12 +127,23 @@ pub(super) fn spelled(family: &GgufFamily, name: TensorName) -> String {
         TensorName::FinalNorm => "output_norm.weight".into(),
         TensorName::Output => "output.weight".into(),
         TensorName::Layer(layer, tensor) => {
-            let spelling = layer_names(family).find(|(_, known)| *known == tensor);
-            format!("blk.{layer}.{}", spelling.map_or("?", |(name, _)| name))
+            let fused = family.fused.iter().find(|(_, parts)| parts.contains(&tensor)).map(|(name, _)| *name);
+            let own = || layer_names(family).find(|(_, known)| *known == tensor).map(|(name, _)| name);
+            of_layer(layer, fused.or_else(own).unwrap_or("?"))
         }
         TensorName::Expert(layer, expert, tensor) => {
             let spelling = EXPERTS.into_iter().find(|(_, known)| *known == tensor);
             format!("blk.{layer}.{} (expert {expert})", spelling.map_or("?", |(name, _)| name))
         }
     }
+}
+
+/// A layer's tensor with this name behind the layer's number.
+pub(super) fn of_layer(layer: usize, name: &str) -> String {
+    format!("blk.{layer}.{name}")
+}
+
+/// The error about a tensor of a layer behind the last one.
+pub(super) fn of_no_layer(config: &GgufConfig<'_, '_>, name: &str) -> WeightsError {
+    config.damaged(format!("tensor {name} is of no layer that {} knows", config.key("block_count")))
 }

@@ -5,7 +5,7 @@
 
 use super::naive::forward;
 use super::{Rig, Rows, reference};
-use crate::formats::{HuggingFaceModel, ModelSource};
+use crate::formats::{GgufModel, HuggingFaceModel, ModelSource};
 use baton_types::{Dtype, TokenId};
 use std::path::{Path, PathBuf};
 
@@ -19,6 +19,7 @@ const FAMILIES: &[&str] = &[
     "gpt_oss",
     "gpt_oss_mxfp4",
     "granite",
+    "llama3",
     "llama_dynamic",
     "mistral",
     "mixtral",
@@ -35,6 +36,9 @@ const FAMILIES: &[&str] = &[
     "smollm3",
 ];
 
+/// Of these the GGUF file is compared too, since it says something in another way: other scaling, or matrices that are one.
+const GGUF: &[&str] = &["llama3", "phi3", "phi4_long", "phi4_mini"];
+
 /// Folders of quantized models, whose logits are those of the dequantized weights (`tests/families/quantized.py`).
 const QUANTIZED: &[&str] = &["awq", "compressed_fp8", "fp8_block", "fp8_tensor", "gptq", "gptq_order"];
 
@@ -42,11 +46,21 @@ fn folder(family: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/families").join(family)
 }
 
-/// For the context of the prompt: transformers scales by the length of what it computes.
-fn open(family: &str) -> HuggingFaceModel {
-    let tokens: Vec<TokenId> =
-        serde_json::from_slice(&std::fs::read(folder(family).join("tokens.json")).unwrap()).unwrap();
-    HuggingFaceModel::open(&folder(family), None).unwrap().serving(tokens.len())
+/// All of them, for the context of the prompt: transformers scales by the length of what it computes.
+fn all() -> impl Iterator<Item = (&'static str, Box<dyn ModelSource>)> {
+    let length = |family: &str| {
+        let tokens = std::fs::read(folder(family).join("tokens.json")).unwrap();
+        serde_json::from_slice::<Vec<TokenId>>(&tokens).unwrap().len()
+    };
+    let folders = FAMILIES.iter().chain(QUANTIZED).map(move |family| {
+        let model = HuggingFaceModel::open(&folder(family), None).unwrap().serving(length(family));
+        (*family, Box::new(model) as Box<dyn ModelSource>)
+    });
+    let files = GGUF.iter().map(move |family| {
+        let model = GgufModel::open(&folder(&format!("{family}.gguf")), None).unwrap().serving(length(family));
+        (*family, Box::new(model) as Box<dyn ModelSource>)
+    });
+    folders.chain(files)
 }
 
 /// The prompt, and the logits of each of its positions.
@@ -68,11 +82,10 @@ fn relative_difference(got: &[Vec<f64>], recorded: &[Vec<f64>]) -> f64 {
 
 #[test]
 fn what_is_read_computes_the_recorded_logits() {
-    for family in FAMILIES.iter().chain(QUANTIZED) {
-        let model = open(family);
+    for (family, model) in all() {
         let (tokens, logits) = recorded(family, model.spec().vocab);
         assert!(tokens.len() >= 40);
-        let difference = relative_difference(&forward(&model, &tokens), &logits);
+        let difference = relative_difference(&forward(&*model, &tokens), &logits);
         // transformers computed in float32: 24 bits, and some hundred roundings.
         assert!(difference < 1e-5, "{family}: {difference}");
     }
@@ -81,10 +94,9 @@ fn what_is_read_computes_the_recorded_logits() {
 /// The forward pass in f32 against the same logits.
 #[test]
 fn the_forward_pass_computes_the_recorded_logits() {
-    for family in FAMILIES.iter().chain(QUANTIZED) {
-        let model = open(family);
+    for (family, model) in all() {
         let (tokens, logits) = recorded(family, model.spec().vocab);
-        let mut rig = Rig::new(&model, &*reference(Dtype::F32), Dtype::F32, 16);
+        let mut rig = Rig::new(&*model, &*reference(Dtype::F32), Dtype::F32, 16);
         let got = rig.step(&[Rows { sequence: 0, from: 0, to: tokens.len() }], &tokens);
         let got: Vec<Vec<f64>> =
             (0..tokens.len()).map(|row| got.row(row).iter().map(|x| f64::from(*x)).collect()).collect();
