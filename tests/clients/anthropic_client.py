@@ -248,6 +248,7 @@ def main():
     for check in [models, whole, streams, ends, system, turns, continues, caches, sampling, tools, forms, refuses]:
         check(client)
         print(f"{check.__name__}: ok", flush=True)
+    assert CASES >= 40, CASES
     print(f"{CASES} cases")
 
 

@@ -285,9 +285,16 @@ def refuses(client):
 
 
 def unknown_fields(client):
-    settings = {"messages": FRANCE, "model": MODEL, "max_tokens": 1, "extra_body": {"colour": 1, "size": None}}
+    settings = {"messages": FRANCE, "model": MODEL, "max_tokens": 1, "temperature": 0, "extra_body": {"colour": 1, "size": None}}
     answer = client.chat.completions.with_raw_response.create(**settings)
     assert answer.headers["x-baton-ignored-fields"] == "colour, size", answer.headers
+    text = answer.parse().choices[0].message.content
+    parts = [{"type": "text", "text": FRANCE[0]["content"], "cache_control": {"type": "ephemeral"}}]
+    message = {**FRANCE[0], "content": parts, "weight": 1, "refusal": None}
+    answer = client.chat.completions.with_raw_response.create(**(settings | {"messages": [message], "extra_body": {}}))
+    told = {"messages[].content[].cache_control", "messages[].weight"}
+    assert set(answer.headers["x-baton-ignored-fields"].split(", ")) == told, answer.headers
+    assert answer.parse().choices[0].message.content == text
 
 
 def logits(client):

@@ -2,7 +2,7 @@
 
 use crate::request::MESSAGES_MAX;
 use crate::wire::tools::CALLS_BYTES_MAX;
-use crate::wire::{Chat, json};
+use crate::wire::{Chat, Unknown, json};
 use baton_text::Role;
 use baton_types::{ErrorKind, RequestError};
 use serde_json::value::RawValue;
@@ -11,11 +11,16 @@ use serde_json::{Map, Value};
 /// Most blocks of one content.
 const BLOCKS_MAX: usize = MESSAGES_MAX;
 
-/// The longest `cache_control` of all blocks, in milliseconds.
+/// What blocks say besides the chat.
 #[derive(Debug, Default)]
-pub(super) struct Kept(pub(super) Option<u64>);
+pub(super) struct Notes {
+    /// The longest `cache_control` of all, in milliseconds.
+    pub(super) cached_ms: Option<u64>,
+    /// Fields that the API does not have.
+    pub(super) unknown: Unknown,
+}
 
-impl Kept {
+impl Notes {
     /// `{"type": "ephemeral", "ttl": "5m" | "1h"}`.
     pub(super) fn control(&mut self, at: &str, value: &RawValue) -> Result<(), RequestError> {
         let shape = || {
@@ -41,7 +46,7 @@ impl Kept {
             Some(Some(ttl)) if ttl == "1h" => 60,
             Some(_) => return Err(shape()),
         };
-        self.0 = self.0.max(Some(minutes * 60_000));
+        self.cached_ms = self.cached_ms.max(Some(minutes * 60_000));
         Ok(())
     }
 }
@@ -60,22 +65,19 @@ const FIELDS: [&str; 9] =
 const SILENT: [&str; 4] = ["signature", "data", "citations", "caller"];
 
 impl<'a> Block<'a> {
-    fn read(at: &str, value: &'a RawValue) -> Result<Self, RequestError> {
-        let (mut block, mut refused) = (Self::default(), None);
+    fn read(at: &str, value: &'a RawValue, unknown: &mut Unknown) -> Result<Self, RequestError> {
+        let mut block = Self::default();
         let read = json::members(value.get(), |name, value| {
             match FIELDS.into_iter().find(|field| *field == name) {
                 _ if value.get() == "null" || SILENT.contains(&&*name) => {}
                 Some(field) => block.fields.push((field, value)),
                 None if name == "type" => block.kind = json::text(value).unwrap_or_default(),
-                None => refused = Some(unsupported(format!("{at}.{name:.64}"), "it is no field of a block")),
+                None => unknown.tell_inside(at, &name),
             }
-            refused.is_none()
+            true
         });
-        match (refused, read) {
-            (Some(error), _) => Err(error),
-            (None, Err(_)) => Err(RequestError::invalid(at, format!("{at} must be a block, an object with a type"))),
-            (None, Ok(())) => Ok(block),
-        }
+        read.map_err(|_| RequestError::invalid(at, format!("{at} must be a block, an object with a type")))?;
+        Ok(block)
     }
 
     fn get(&self, name: &str) -> Option<&'a RawValue> {
@@ -93,51 +95,48 @@ fn unsupported(at: String, why: &str) -> RequestError {
 }
 
 /// Blocks of a content that is no text.
-fn blocks<'a>(at: &str, value: &'a RawValue) -> Result<Vec<(String, Block<'a>)>, RequestError> {
+fn blocks<'a>(at: &str, value: &'a RawValue, unknown: &mut Unknown) -> Result<Vec<(String, Block<'a>)>, RequestError> {
     let shape = |what: String| RequestError::invalid(at, format!("{at} {what}"));
     let items = json::items(value.get(), BLOCKS_MAX).map_err(|_| shape("must be a text or a list of blocks".into()))?;
     let items = items.ok_or_else(|| shape(format!("takes at most {BLOCKS_MAX} blocks")))?;
     let block = |(i, item)| {
         let at = format!("{at}[{i}]");
-        let block = Block::read(&at, item)?;
+        let block = Block::read(&at, item, unknown)?;
         Ok((at, block))
     };
     items.into_iter().enumerate().map(block).collect()
 }
 
 /// A content of text alone: that of `system`, and of results.
-pub(super) fn texts(at: &str, value: &RawValue, kept: &mut Kept) -> Result<Vec<String>, RequestError> {
+pub(super) fn texts(at: &str, value: &RawValue, notes: &mut Notes) -> Result<Vec<String>, RequestError> {
     if let Some(text) = json::text(value) {
         return Ok(vec![text]);
     }
     let mut texts = Vec::new();
-    for (at, block) in blocks(at, value)? {
+    for (at, block) in blocks(at, value, &mut notes.unknown)? {
         if block.kind != "text" {
             return Err(unsupported(at, "this content is text only"));
         }
         texts.push(block.text(&at, "text")?);
         if let Some(control) = block.get("cache_control") {
-            kept.control(&format!("{at}.cache_control"), control)?;
+            notes.control(&format!("{at}.cache_control"), control)?;
         }
     }
     Ok(texts)
 }
 
 /// One of `messages`, added to the chat.
-pub(super) fn turn(at: &str, value: &RawValue, kept: &mut Kept, chat: &mut Chat) -> Result<(), RequestError> {
-    let (mut role, mut content, mut other) = (None, None, None);
+pub(super) fn turn(at: &str, value: &RawValue, notes: &mut Notes, chat: &mut Chat) -> Result<(), RequestError> {
+    let (mut role, mut content) = (None, None);
     let read = json::members(value.get(), |name, value| {
         match &*name {
             "role" => role = json::text(value),
             "content" => content = Some(value),
             _ if value.get() == "null" => {}
-            _ => other = Some(unsupported(format!("{at}.{name:.64}"), "a message is {role, content}")),
+            _ => notes.unknown.tell_inside(at, &name),
         }
-        other.is_none()
+        true
     });
-    if let Some(error) = other {
-        return Err(error);
-    }
     read.map_err(|_| RequestError::invalid(at, format!("{at} must be {{role, content}}")))?;
     let role = match role.as_deref() {
         Some("user") => Role::User,
@@ -154,7 +153,7 @@ pub(super) fn turn(at: &str, value: &RawValue, kept: &mut Kept, chat: &mut Chat)
     if let Some(text) = json::text(content) {
         return chat.text(role, text);
     }
-    let blocks = blocks(&at, content)?;
+    let blocks = blocks(&at, content, &mut notes.unknown)?;
     if blocks.is_empty() {
         return Err(RequestError::invalid(&*at, format!("{at} has no block")));
     }
@@ -169,7 +168,7 @@ pub(super) fn turn(at: &str, value: &RawValue, kept: &mut Kept, chat: &mut Chat)
                 chat.call(block.text(&at, "id")?, block.text(&at, "name")?, input)?;
             }
             ("tool_result", Role::User) => {
-                let content = block.get("content").map(|content| texts(&format!("{at}.content"), content, kept));
+                let content = block.get("content").map(|content| texts(&format!("{at}.content"), content, notes));
                 chat.result(block.text(&at, "tool_use_id")?, content.transpose()?.unwrap_or_default())?;
             }
             ("thinking" | "redacted_thinking" | "tool_use" | "tool_result", _) => {
@@ -179,7 +178,7 @@ pub(super) fn turn(at: &str, value: &RawValue, kept: &mut Kept, chat: &mut Chat)
             _ => return Err(unsupported(at, "blocks are of type text, tool_use, tool_result and thinking")),
         }
         if let Some(control) = block.get("cache_control") {
-            kept.control(&format!("{at}.cache_control"), control)?;
+            notes.control(&format!("{at}.cache_control"), control)?;
         }
     }
     Ok(())

@@ -1,6 +1,6 @@
 //! `POST /v1/messages`: the request.
 
-use super::blocks::{Kept, texts, turn};
+use super::blocks::{Notes, texts, turn};
 use super::tools::take_tools;
 use crate::openai::common::{Common, SHARED, take_common};
 use crate::request::{AskedGrammar, MESSAGES_MAX, Prompt, Tools};
@@ -44,23 +44,25 @@ pub(crate) fn parse_counted(body: &[u8]) -> Result<(Prompt, Common), RequestErro
     let table: Vec<Row> = MESSAGES.iter().chain(SHARED).copied().collect();
     let mut fields = Fields::parse(body, &table)?;
     let mut common = take_common(&mut fields)?;
-    let (mut kept, mut chat) = (Kept::default(), Chat::default());
+    let mut notes = Notes { unknown: std::mem::take(&mut common.unknown), ..Notes::default() };
+    let mut chat = Chat::default();
     let parameters = &mut common.parameters;
     parameters.stops = take_stops(&mut fields)?;
-    parameters.tools = take_tools(&mut fields, &mut kept)?;
+    parameters.tools = take_tools(&mut fields, &mut notes)?;
     parameters.sampling.grammar = fields.take_raw("output_config").map(output_config).transpose()?.flatten();
     parameters.check_one_form()?;
     if let Some(system) = fields.take_raw("system") {
-        let texts = texts("system", system, &mut kept)?;
+        let texts = texts("system", system, &mut notes)?;
         texts.into_iter().try_for_each(|text| chat.text(Role::System, text))?;
     }
-    take_messages(&mut fields, &mut kept, &mut chat)?;
+    take_messages(&mut fields, &mut notes, &mut chat)?;
     let messages = chat.messages();
     let ending = ending(&messages)?;
     if let Some(control) = fields.take_raw("cache_control") {
-        kept.control("cache_control", control)?;
+        notes.control("cache_control", control)?;
     }
-    parameters.cache.pin_wish_ms = kept.0;
+    common.parameters.cache.pin_wish_ms = notes.cached_ms;
+    common.unknown = notes.unknown;
     let thinking = fields.take_raw("thinking").map(thinking).transpose()?;
     let kwargs = fields.take_raw("chat_template_kwargs").map(|kwargs| json::kwargs(kwargs.get())).transpose();
     let mut template_kwargs = kwargs.map_err(|e| RequestError::invalid("chat_template_kwargs", e))?.unwrap_or_default();
@@ -86,13 +88,13 @@ fn ending(messages: &[Message]) -> Result<Ending, RequestError> {
     }
 }
 
-fn take_messages(fields: &mut Fields<'_>, kept: &mut Kept, chat: &mut Chat) -> Result<(), RequestError> {
+fn take_messages(fields: &mut Fields<'_>, notes: &mut Notes, chat: &mut Chat) -> Result<(), RequestError> {
     let refuse = |message: String| RequestError::invalid("messages", message);
     let list = fields.take_raw("messages").ok_or_else(|| refuse("messages is required".into()))?;
     let items = json::items(list.get(), MESSAGES_MAX).map_err(|_| refuse("messages must be a list".into()))?;
     let items = items.filter(|items| !items.is_empty());
     let items = items.ok_or_else(|| refuse(format!("messages takes 1 to {MESSAGES_MAX} messages")))?;
-    items.iter().enumerate().try_for_each(|(i, item)| turn(&format!("messages[{i}]"), item, kept, chat))
+    items.iter().enumerate().try_for_each(|(i, item)| turn(&format!("messages[{i}]"), item, notes, chat))
 }
 
 fn take_stops(fields: &mut Fields<'_>) -> Result<StopMatcher, RequestError> {

@@ -83,6 +83,7 @@ fn each_field_has_its_effect() {
         "temperature": 0.5, "top_p": 0.9, "top_k": 40, "stop_sequences": ["END"], "stream": true, "seed": 3,
         "metadata": {"user_id": "u"}, "service_tier": "auto", "inference_geo": "eu", "context_management": {"edits": []}, "priority": -3,
         "thinking": {"type": "enabled", "budget_tokens": 1024}, "unheard": 1,
+        "messages": [{"role": "user", "weight": 1, "content": [{"type": "text", "text": "Hi", "colour": "red"}]}],
     }))
     .unwrap();
     let (sampling, parameters) = (&common.parameters.sampling, &common.parameters);
@@ -92,7 +93,7 @@ fn each_field_has_its_effect() {
     let mut stops = parameters.stops.clone();
     assert_eq!((stops.push("the END").0, stops.found_string()), ("the ".into(), Some("END")));
     assert!(common.options.stream && parameters.samples == 1);
-    assert_eq!(common.unknown, ["unheard"]);
+    assert_eq!(common.unknown.into_names(), ["unheard", "messages[].weight", "messages[].content[].colour"]);
     let thinking = |kind: &str, more: Value| {
         ask(json!({"thinking": {"type": kind}, "chat_template_kwargs": more})).unwrap().1["enable_thinking"].clone()
     };
@@ -184,11 +185,10 @@ fn what_is_not_supported_is_told_by_its_place() {
         (said("user", json!(1)), invalid, "messages[0].content"),
         (said("assistant", json!([{"type": "thinking", "thinking": "x"}])), invalid, "messages"),
         (said("assistant", json!([{"type": "tool_use", "id": "t", "name": "n", "input": {}}])), invalid, "messages"),
-        (block(image.clone()), unsupported, "messages[0].content[0].source"),
+        (block(image.clone()), unsupported, "messages[0].content[0]"),
         (block(json!({"type": "image"})), unsupported, "messages[0].content[0]"),
         (block(json!({"type": "document"})), unsupported, "messages[0].content[0]"),
         (block(json!({"type": "text"})), invalid, "messages[0].content[0].text"),
-        (block(json!({"type": "text", "text": "x", "colour": 1})), unsupported, "messages[0].content[0].colour"),
         (block(json!({"type": "tool_use", "id": "t", "name": "n", "input": {}})), invalid, "messages[0].content[0]"),
         (
             block(json!({"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image"}]})),
@@ -201,7 +201,7 @@ fn what_is_not_supported_is_told_by_its_place() {
             invalid,
             "messages[0].content[0].input",
         ),
-        (json!({"system": [image]}), unsupported, "system[0].source"),
+        (json!({"system": [image]}), unsupported, "system[0]"),
         (json!({"tools": [{"type": "bash_20250124", "name": "bash"}]}), unsupported, "tools[0].type"),
         (json!({"tools": [{"name": "a b"}]}), invalid, "tools[0].name"),
         (json!({"tools": [{"name": "a", "input_schema": []}]}), invalid, "tools[0].input_schema"),

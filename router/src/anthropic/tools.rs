@@ -1,6 +1,6 @@
 //! `tools` and `tool_choice`.
 
-use super::blocks::Kept;
+use super::blocks::Notes;
 use crate::request::{Tool, ToolChoice, Tools};
 use crate::wire::fields::Fields;
 use crate::wire::json;
@@ -13,14 +13,14 @@ use serde_json::{Map, Value};
 ///
 /// # Errors
 /// If one has another shape, or the choice names none of them.
-pub(super) fn take_tools(fields: &mut Fields<'_>, kept: &mut Kept) -> Result<Option<Tools>, RequestError> {
+pub(super) fn take_tools(fields: &mut Fields<'_>, notes: &mut Notes) -> Result<Option<Tools>, RequestError> {
     let items = take_list(fields)?.into_iter().enumerate();
-    let list = items.map(|(i, item)| tool(&format!("tools[{i}]"), item, kept)).collect::<Result<_, _>>()?;
+    let list = items.map(|(i, item)| tool(&format!("tools[{i}]"), item, notes)).collect::<Result<_, _>>()?;
     let (choice, is_parallel) = fields.take_raw("tool_choice").map(tool_choice).transpose()?.unzip();
     Tools::choose(list, choice, is_parallel.unwrap_or(true))
 }
 
-fn tool(at: &str, value: &RawValue, kept: &mut Kept) -> Result<Tool, RequestError> {
+fn tool(at: &str, value: &RawValue, notes: &mut Notes) -> Result<Tool, RequestError> {
     let shape = || RequestError::invalid(at, format!("{at} must be an object"));
     let mut spec: Map<String, Value> = json::read(value).map_err(|_| shape())?;
     if let Some(kind) = spec.get("type").filter(|kind| !kind.is_null() && *kind != "custom") {
@@ -32,7 +32,7 @@ fn tool(at: &str, value: &RawValue, kept: &mut Kept) -> Result<Tool, RequestErro
     }
     if let Some(control) = spec.remove("cache_control").filter(|control| !control.is_null()) {
         let control = serde_json::value::to_raw_value(&control).map_err(|_| shape())?;
-        kept.control(&format!("{at}.cache_control"), &control)?;
+        notes.control(&format!("{at}.cache_control"), &control)?;
     }
     flat_function(at, &spec, "input_schema")
 }

@@ -83,14 +83,15 @@ async fn generate(state: &HttpState, received: Received, api: Api) -> Response {
         && let Ok(model) = state.core.served_model(&common.parameters.model, head.deadline).await
         && !model.text.as_ref().is_some_and(|text| text.template_names(chat_request::EFFORT))
     {
-        common.unknown.push(chat_request::EFFORT.to_owned());
+        common.unknown.tell(chat_request::EFFORT);
     }
     if state.strict_fields
-        && let Err(e) = common.check_strictly()
+        && let Err(e) = common.unknown.check_none()
     {
         return shape.response(&e);
     }
     let Common { parameters, options, unknown, .. } = common;
+    let unknown = unknown.into_names();
     state.core.metrics.ignored_fields(unknown.len());
     let Head { id, caller, client, headers, received, deadline, .. } = head;
     let Caller { tenant, weight, key, .. } = caller;

@@ -4,7 +4,7 @@ use super::common::{COMMON, Common, SHARED, take_common};
 use super::tools::{NESTED, take_tools, tool_calls};
 use crate::request::{MESSAGES_MAX, Prompt, Spelling, Tools};
 use crate::wire::fields::{Fields, Policy, Row, only_empty, only_false, only_null, only_one};
-use crate::wire::json;
+use crate::wire::{Unknown, json};
 use baton_text::{Content, Ending, Message, Role};
 use baton_types::{ErrorKind, RequestError};
 use serde_json::value::RawValue;
@@ -73,7 +73,8 @@ pub(crate) fn parse(body: &[u8]) -> Result<(Prompt, Common), RequestError> {
     let list = fields.take_raw("messages").ok_or_else(|| RequestError::invalid("messages", "messages is required"))?;
     let shape = |_| RequestError::invalid("messages", "messages must be a list of messages");
     let messages = json::items(list.get(), MESSAGES_MAX).map_err(shape)?.filter(|m| !m.is_empty()).ok_or_else(count)?;
-    let messages = messages.into_iter().enumerate().map(|(i, m)| message(i, m)).collect::<Result<_, _>>()?;
+    let messages = messages.into_iter().enumerate().map(|(i, m)| message(i, m, &mut common.unknown));
+    let messages = messages.collect::<Result<_, _>>()?;
     let kwargs = fields.take_raw("chat_template_kwargs").map(|kwargs| json::kwargs(kwargs.get())).transpose();
     let mut template_kwargs = kwargs.map_err(|e| RequestError::invalid("chat_template_kwargs", e))?.unwrap_or_default();
     if let Some(effort) = take_effort(&mut fields)? {
@@ -109,7 +110,10 @@ pub(crate) fn ending(begins: Option<bool>, continues: bool) -> Result<Ending, Re
     }
 }
 
-fn message(index: usize, value: &RawValue) -> Result<Message, RequestError> {
+/// Fields of messages that would have another prompt or answer.
+const REFUSED: [&str; 6] = ["audio", "function_call", "images", "partial", "prefix", "videos"];
+
+fn message(index: usize, value: &RawValue, unknown: &mut Unknown) -> Result<Message, RequestError> {
     let at = |field: &str| format!("messages[{index}]{field}");
     let shape =
         || RequestError::invalid(at(""), "a message is {role, content}, its content text or a list of text parts");
@@ -131,7 +135,8 @@ fn message(index: usize, value: &RawValue) -> Result<Message, RequestError> {
                 }
             }
             _ if value.get() == "null" || matches!(json::items(value.get(), 0), Ok(Some(_))) => {}
-            _ => refused = Some(unsupported(at(&format!(".{field:.64}")))),
+            field if REFUSED.contains(&field) => refused = Some(unsupported(at(&format!(".{field}")))),
+            field => unknown.tell_inside(&at(""), field),
         }
         refused.is_none()
     });
@@ -153,20 +158,23 @@ fn message(index: usize, value: &RawValue) -> Result<Message, RequestError> {
         None => {
             let count = || RequestError::invalid(at(".content"), format!("content takes at most {PARTS_MAX} parts"));
             let parts = json::items(content.get(), PARTS_MAX).map_err(|_| shape())?.ok_or_else(count)?;
-            let part = |(i, part)| text_part(part).ok_or_else(|| unsupported(at(&format!(".content[{i}]"))));
+            let part = |(i, part)| {
+                let at = at(&format!(".content[{i}]"));
+                text_part(&at, part, unknown).ok_or_else(|| unsupported(at))
+            };
             Content::Parts(parts.into_iter().enumerate().map(part).collect::<Result<_, _>>()?)
         }
     };
     Ok(Message { role, content: Some(content), extra })
 }
 
-fn text_part(part: &RawValue) -> Option<String> {
+fn text_part(at: &str, part: &RawValue, unknown: &mut Unknown) -> Option<String> {
     let (mut kind, mut text) = (None, None);
     json::members(part.get(), |field, value| {
         match &*field {
             "type" => kind = json::text(value),
             "text" => text = Some(value),
-            _ => {}
+            field => unknown.tell_inside(at, field),
         }
         true
     })

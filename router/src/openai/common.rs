@@ -5,11 +5,13 @@ use super::grammar::take_grammar;
 use crate::cache_scope::CacheOptions;
 use crate::request::{BadWords, Parameters, Sampling, Spelling, Truncate};
 use crate::wire::fields::{Fields, Policy, Row, only_empty, only_false, only_null, only_one};
-use crate::wire::json;
+use crate::wire::{Unknown, json};
 use baton_text::{STOPS_MAX, StopMatcher};
 use baton_types::{RequestError, SamplingParams, TokenId};
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::Value;
+use std::collections::BTreeMap;
 
 /// Rows of every table, whatever the API.
 pub(crate) const SHARED: &[Row] = &[
@@ -92,11 +94,12 @@ pub(crate) struct AnswerOptions {
 }
 
 #[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct StreamOptions {
     include_usage: Option<bool>,
     continuous_usage_stats: Option<bool>,
     include_obfuscation: Option<bool>,
+    #[serde(flatten)]
+    unknown: BTreeMap<String, IgnoredAny>,
 }
 
 /// What both kinds of requests ask for.
@@ -106,20 +109,10 @@ pub(crate) struct Common {
     pub(crate) parameters: Parameters,
     /// Shape of the answer.
     pub(crate) options: AnswerOptions,
-    /// Names of fields that the API does not have.
-    pub(crate) unknown: Vec<String>,
+    /// Fields that the API does not have.
+    pub(crate) unknown: Unknown,
     /// Whether there is a `reasoning_effort`, which not every chat template reads.
     pub(crate) has_effort: bool,
-}
-
-impl Common {
-    /// Refuses fields that the API does not have.
-    pub(crate) fn check_strictly(&self) -> Result<(), RequestError> {
-        match self.unknown.first() {
-            Some(name) => Err(RequestError::invalid(name.clone(), format!("unknown field {name}"))),
-            None => Ok(()),
-        }
-    }
 }
 
 #[derive(Default, Deserialize)]
@@ -146,6 +139,8 @@ pub(crate) fn take_common(fields: &mut Fields<'_>) -> Result<Common, RequestErro
         let message = "stream_options.continuous_usage_stats needs stream_options.include_usage: true";
         return Err(RequestError::invalid("stream_options", message));
     }
+    let mut unknown = fields.take_unknown();
+    stream_options.unknown.keys().for_each(|name| unknown.tell_inside("stream_options", name));
     let stops = StopMatcher::new(&take_stop(fields)?)?;
     let mut spellings = Vec::new();
     let prompt_logprobs = fields.take::<u32>("prompt_logprobs")?;
@@ -200,7 +195,7 @@ pub(crate) fn take_common(fields: &mut Fields<'_>) -> Result<Common, RequestErro
             echo_logprobs: None,
             prompt_logprobs,
         },
-        unknown: fields.take_unknown(),
+        unknown,
         has_effort: false,
     })
 }

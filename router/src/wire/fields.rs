@@ -3,7 +3,7 @@
 //! A body is parsed in place. Its fields are slices of it until they are read as a type, so an unread field costs
 //! nothing. No tree is built from what a client sends.
 
-use super::json;
+use super::{Unknown, json};
 use baton_types::{ErrorKind, RequestError};
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
@@ -55,19 +55,13 @@ fn is_empty(value: &Value) -> bool {
 /// Longest value without effect, in bytes of JSON.
 const CHANGES_NOTHING_BYTES_MAX: usize = 256;
 
-/// Most names of unknown fields that are told of one body.
-pub(crate) const UNKNOWN_MAX: usize = 8;
-
-/// Longest name of an unknown field that is told whole, in bytes.
-const UNKNOWN_NAME_BYTES_MAX: usize = 64;
-
 /// The fields of one body, checked against a table.
 #[derive(Debug)]
 pub(crate) struct Fields<'a> {
     /// At most one per row.
     used: Vec<(&'static str, &'a RawValue)>,
-    /// Names of fields that the table does not have, the first [`UNKNOWN_MAX`].
-    unknown: Vec<String>,
+    /// Those that the table does not have.
+    unknown: Unknown,
 }
 
 impl<'a> Fields<'a> {
@@ -76,10 +70,10 @@ impl<'a> Fields<'a> {
         let refuse = |message: String| RequestError::new(ErrorKind::InvalidRequest, message);
         let not_json = |e: &dyn std::fmt::Display| refuse(format!("the body is not a JSON object: {e}"));
         let body = std::str::from_utf8(body).map_err(|e| not_json(&e))?;
-        let (mut fields, mut refused) = (Self { used: Vec::new(), unknown: Vec::new() }, None);
+        let (mut fields, mut refused) = (Self { used: Vec::new(), unknown: Unknown::default() }, None);
         let read = json::members(body, |name, value| {
             let Some((row, policy)) = table.iter().find(|(row, _)| *row == name) else {
-                fields.tell_unknown(&name);
+                fields.unknown.tell(&name);
                 return true;
             };
             match check(row, policy, value) {
@@ -99,17 +93,8 @@ impl<'a> Fields<'a> {
         }
     }
 
-    fn tell_unknown(&mut self, name: &str) {
-        // As a header can have it.
-        let told = |c: char| if c.is_ascii_graphic() && c != ',' { c } else { '?' };
-        let name: String = name.chars().take(UNKNOWN_NAME_BYTES_MAX).map(told).collect();
-        if self.unknown.len() < UNKNOWN_MAX && !self.unknown.contains(&name) {
-            self.unknown.push(name);
-        }
-    }
-
     /// Takes the names of fields that the table does not have.
-    pub(crate) fn take_unknown(&mut self) -> Vec<String> {
+    pub(crate) fn take_unknown(&mut self) -> Unknown {
         std::mem::take(&mut self.unknown)
     }
 

@@ -139,7 +139,7 @@ pub(super) fn request(
     let named = named.collect::<Result<Vec<_>, RequestError>>()?;
     let mut common = sampling::parse(named.into_iter(), text.as_deref())?;
     if is_strict {
-        common.check_strictly()?;
+        common.unknown.check_none()?;
     }
     common.parameters.model = message.model_name;
     Ok(Asked {
@@ -147,7 +147,7 @@ pub(super) fn request(
         prompt: if prompts.len() == 1 { Prompt::Segments(prompts) } else { Prompt::List(prompts) },
         timeout,
         shape,
-        unknown: common.unknown,
+        unknown: common.unknown.into_names(),
     })
 }
 

@@ -2,7 +2,7 @@
 
 use crate::request::MESSAGES_MAX;
 use crate::wire::tools::CALLS_BYTES_MAX;
-use crate::wire::{Chat, json};
+use crate::wire::{Chat, Unknown, json};
 use baton_text::Role;
 use baton_types::{ErrorKind, RequestError};
 use serde_json::value::RawValue;
@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 const PARTS_MAX: usize = MESSAGES_MAX;
 
 /// A text of the user, or items, added to the chat.
-pub(super) fn read(value: &RawValue, chat: &mut Chat) -> Result<(), RequestError> {
+pub(super) fn read(value: &RawValue, chat: &mut Chat, unknown: &mut Unknown) -> Result<(), RequestError> {
     if let Some(text) = json::text(value) {
         return chat.text(Role::User, text);
     }
@@ -20,7 +20,7 @@ pub(super) fn read(value: &RawValue, chat: &mut Chat) -> Result<(), RequestError
     let items = json::items(value.get(), MESSAGES_MAX).map_err(|_| refuse("input must be a text or a list".into()))?;
     let items = items.filter(|items| !items.is_empty());
     let items = items.ok_or_else(|| refuse(format!("input takes 1 to {MESSAGES_MAX} items")))?;
-    items.into_iter().enumerate().try_for_each(|(i, value)| item(&format!("input[{i}]"), value, chat))
+    items.into_iter().enumerate().try_for_each(|(i, value)| item(&format!("input[{i}]"), value, chat, unknown))
 }
 
 /// One item, not read yet.
@@ -30,28 +30,27 @@ struct Item<'a> {
     fields: Vec<(&'static str, &'a RawValue)>,
 }
 
+/// Kinds of parts that are text.
+const TEXTS: [&str; 3] = ["input_text", "output_text", "text"];
 /// Fields of items that are read.
 const FIELDS: [&str; 6] = ["role", "content", "call_id", "name", "arguments", "output"];
 /// Fields that say nothing to a model.
 const SILENT: [&str; 6] = ["id", "status", "summary", "encrypted_content", "phase", "created_by"];
 
 impl<'a> Item<'a> {
-    fn read(at: &str, value: &'a RawValue) -> Result<Self, RequestError> {
-        let (mut item, mut refused) = (Self::default(), None);
+    fn read(at: &str, value: &'a RawValue, unknown: &mut Unknown) -> Result<Self, RequestError> {
+        let mut item = Self::default();
         let read = json::members(value.get(), |name, value| {
             match FIELDS.into_iter().find(|field| *field == name) {
                 _ if value.get() == "null" || SILENT.contains(&&*name) => {}
                 Some(field) => item.fields.push((field, value)),
                 None if name == "type" => item.kind = Some(json::text(value).unwrap_or_default()),
-                None => refused = Some(unsupported(format!("{at}.{name:.64}"), "it is no field of an item")),
+                None => unknown.tell_inside(at, &name),
             }
-            refused.is_none()
+            true
         });
-        match (refused, read) {
-            (Some(error), _) => Err(error),
-            (None, Err(_)) => Err(RequestError::invalid(at, format!("{at} must be an item, an object"))),
-            (None, Ok(())) => Ok(item),
-        }
+        read.map_err(|_| RequestError::invalid(at, format!("{at} must be an item, an object")))?;
+        Ok(item)
     }
 
     fn get(&self, name: &str) -> Option<&'a RawValue> {
@@ -64,12 +63,12 @@ impl<'a> Item<'a> {
     }
 
     /// The texts of a content, of parts of these kinds.
-    fn texts(&self, at: &str, name: &str, kinds: &[&str]) -> Result<Vec<String>, RequestError> {
+    fn texts(&self, at: &str, name: &str, kinds: &[&str], unknown: &mut Unknown) -> Result<Vec<String>, RequestError> {
         let at = format!("{at}.{name}");
         let content = self.get(name).ok_or_else(|| RequestError::invalid(&*at, format!("{at} is required")))?;
         match json::text(content) {
             Some(text) => Ok(vec![text]),
-            None => parts(&at, content, kinds),
+            None => parts(&at, content, kinds, unknown),
         }
     }
 }
@@ -78,8 +77,8 @@ fn unsupported(at: String, why: &str) -> RequestError {
     RequestError::new(ErrorKind::Unsupported, format!("{at} is not supported: {why}")).param(at)
 }
 
-fn item(at: &str, value: &RawValue, chat: &mut Chat) -> Result<(), RequestError> {
-    let item = Item::read(at, value)?;
+fn item(at: &str, value: &RawValue, chat: &mut Chat, unknown: &mut Unknown) -> Result<(), RequestError> {
+    let item = Item::read(at, value, unknown)?;
     match item.kind.as_deref() {
         None | Some("message") => {
             let role = item.text(at, "role")?;
@@ -88,7 +87,7 @@ fn item(at: &str, value: &RawValue, chat: &mut Chat) -> Result<(), RequestError>
                 let message = format!("{at} must be user, assistant, system or developer");
                 RequestError::invalid(at, message)
             })?;
-            let texts = item.texts(at, "content", &["input_text", "output_text", "text"])?;
+            let texts = item.texts(at, "content", &TEXTS, unknown)?;
             if texts.is_empty() {
                 return Err(RequestError::invalid(format!("{at}.content"), format!("{at}.content has no part")));
             }
@@ -106,12 +105,12 @@ fn item(at: &str, value: &RawValue, chat: &mut Chat) -> Result<(), RequestError>
             chat.call(id, name, arguments.unwrap_or(Value::String(text)))
         }
         Some("function_call_output") => {
-            let texts = item.texts(at, "output", &["input_text", "output_text", "text"])?;
+            let texts = item.texts(at, "output", &TEXTS, unknown)?;
             chat.result(item.text(at, "call_id")?, texts)
         }
         Some("reasoning") => match item.get("content") {
             Some(content) => {
-                let texts = parts(&format!("{at}.content"), content, &["reasoning_text"])?;
+                let texts = parts(&format!("{at}.content"), content, &["reasoning_text"], unknown)?;
                 texts.iter().try_for_each(|text| chat.reasoning(text))
             }
             // Another service encrypted it: no model here can read it.
@@ -124,7 +123,7 @@ fn item(at: &str, value: &RawValue, chat: &mut Chat) -> Result<(), RequestError>
     }
 }
 
-fn parts(at: &str, value: &RawValue, kinds: &[&str]) -> Result<Vec<String>, RequestError> {
+fn parts(at: &str, value: &RawValue, kinds: &[&str], unknown: &mut Unknown) -> Result<Vec<String>, RequestError> {
     let shape = |what: String| RequestError::invalid(at, format!("{at} {what}"));
     let items = json::items(value.get(), PARTS_MAX).map_err(|_| shape("must be a text or a list of parts".into()))?;
     let items = items.ok_or_else(|| shape(format!("takes at most {PARTS_MAX} parts")))?;
@@ -134,7 +133,8 @@ fn parts(at: &str, value: &RawValue, kinds: &[&str]) -> Result<Vec<String>, Requ
             match &*name {
                 "type" => kind = json::text(value),
                 "text" => text = json::text(value),
-                _ => {}
+                "annotations" | "logprobs" => {}
+                _ => unknown.tell_inside(&format!("{at}[]"), &name),
             }
             true
         });

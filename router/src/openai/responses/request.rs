@@ -78,7 +78,7 @@ pub(crate) fn parse(body: &[u8]) -> Result<(Prompt, Common), RequestError> {
         chat.text(Role::System, json::text(instructions).ok_or_else(shape)?)?;
     }
     let input = fields.take_raw("input").ok_or_else(|| RequestError::invalid("input", "input is required"))?;
-    input::read(input, &mut chat)?;
+    input::read(input, &mut chat, &mut common.unknown)?;
     let tools = common.parameters.tools.as_ref().map(Tools::for_template);
     Ok((Prompt::Chat { messages: chat.messages(), tools, template_kwargs, ending: Ending::Answer }, common))
 }

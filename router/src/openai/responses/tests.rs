@@ -74,7 +74,7 @@ fn each_field_has_its_effect() {
     assert_eq!((sampling.max_tokens, sampling.seed, &sampling.grammar), (Some(9), Some(3), &None));
     let asked = [("enable_thinking", json!(false)), ("reasoning_effort", json!("none"))];
     assert_eq!(kwargs, Map::from_iter(asked.map(|(name, value)| (name.to_owned(), value))));
-    assert!(common.options.stream && common.unknown == ["unheard"]);
+    assert!(common.options.stream && common.unknown.into_names() == ["unheard"]);
     let effort =
         |effort: Value| ask(json!({"reasoning": {"effort": effort}})).unwrap().1.get("enable_thinking").cloned();
     assert_eq!((effort(json!("low")), effort(json!(null))), (Some(json!(true)), None));
@@ -91,6 +91,16 @@ fn each_field_has_its_effect() {
     let lenient = json!({"type": "json_schema", "name": "x", "schema": schema});
     assert!(matches!(form(lenient), Grammar::JsonSchema(text) if text.contains("lenient")));
     assert!(matches!(form(json!({"type": "json_object"})), Grammar::JsonSchema(_)));
+}
+
+#[test]
+fn unknown_fields_of_items_are_told() {
+    let part = json!({"type": "input_text", "text": "Hi", "annotations": [], "colour": 1});
+    let item = json!({"type": "message", "role": "user", "content": [part], "weight": 1, "status": "completed"});
+    let (messages, _, common) = ask(json!({"input": [item]})).unwrap();
+    let content = Some(Content::Text("Hi".into()));
+    assert_eq!(messages, [Message { role: Role::User, content, extra: Map::new() }]);
+    assert_eq!(common.unknown.into_names(), ["input[].weight", "input[].content[].colour"]);
 }
 
 #[test]
@@ -125,7 +135,6 @@ fn what_is_not_supported_is_told_by_its_place() {
         (items(json!({"role": "tool", "content": "x"})), invalid, "input[0].role"),
         (items(json!({"role": "user"})), invalid, "input[0].content"),
         (items(json!({"role": "user", "content": []})), invalid, "input[0].content"),
-        (items(json!({"role": "user", "content": "x", "colour": 1})), unsupported, "input[0].colour"),
         (items(image), unsupported, "input[0].content[0]"),
         (items(json!({"type": "item_reference", "id": "x"})), unsupported, "input[0]"),
         (items(json!({"type": "computer_call"})), unsupported, "input[0]"),

@@ -282,12 +282,49 @@ fn usage_so_far_stands_in_every_chunk_that_asks_for_it() {
 fn unknown_fields_are_told_within_bounds() {
     let unknown = |body: String| completions::parse(body.as_bytes()).unwrap().1;
     let told = unknown(r#"{"prompt": "x", "b": null, "a": 1, "a": 2, "c, d\n": 1, "temperature": 1}"#.into());
-    assert_eq!(told.unknown, ["b", "a", "c??d?"]);
-    assert_eq!(told.check_strictly().unwrap_err().param.as_deref(), Some("b"));
+    assert_eq!(told.unknown.check_none().unwrap_err().param.as_deref(), Some("b"));
+    assert_eq!(told.unknown.into_names(), ["b", "a", "c??d?"]);
     let many: String = (0..1000).map(|n| format!(r#""{n}{}": 1, "#, "x".repeat(1 << 10))).collect();
-    let told = unknown(format!(r#"{{{many}"prompt": "x"}}"#)).unknown;
+    let told = unknown(format!(r#"{{{many}"prompt": "x"}}"#)).unknown.into_names();
     assert!(told.len() == 8 && told.iter().all(|name| name.len() == 64), "{told:?}");
-    assert!(unknown(r#"{"prompt": "x", "user": "y"}"#.into()).check_strictly().is_ok());
+    assert!(unknown(r#"{"prompt": "x", "user": "y"}"#.into()).unknown.check_none().is_ok());
+}
+
+#[test]
+fn unknown_fields_inside_of_others_are_told_once() {
+    let message = json!({"role": "user", "weight": 1, "refusal": null, "annotations": [],
+        "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "b", "x,": 1}]});
+    let body =
+        json!({"messages": [message, message], "stream": true, "stream_options": {"pace": 1, "include_usage": true}});
+    let (prompt, common) = chat::parse(body.to_string().as_bytes()).unwrap();
+    let Prompt::Chat { messages, .. } = prompt else { panic!("not a chat") };
+    let expected = Message {
+        role: Role::User,
+        content: Some(Content::Parts(vec!["a".into(), "b".into()])),
+        extra: Default::default(),
+    };
+    assert_eq!(messages, [expected.clone(), expected]);
+    assert!(common.options.include_usage);
+    assert_eq!(
+        common.unknown.check_none().unwrap_err().message,
+        "unknown field stream_options.pace",
+        "as with strict fields"
+    );
+    let told = common.unknown.into_names();
+    let inside = ["messages[].content[].cache_control", "messages[].content[].x?", "messages[].weight"];
+    assert_eq!(told[0], "stream_options.pace");
+    let mut of_messages = told[1..].to_vec();
+    of_messages.sort();
+    assert_eq!(of_messages, inside);
+    for field in ["audio", "function_call", "images", "partial", "prefix", "videos"] {
+        let message = json!({"role": "assistant", "content": "x", field: {"a": 1}});
+        let error = chat::parse(&with(chat(), "messages", json!([message]))).unwrap_err();
+        assert_eq!(
+            (error.kind, error.param),
+            (ErrorKind::Unsupported, Some(format!("messages[0].{field}"))),
+            "it would have another prompt"
+        );
+    }
 }
 
 /// A body of a million nodes in a field that is not read, or is refused: no tree is built of either.
@@ -297,7 +334,7 @@ fn what_is_not_read_is_not_built() {
     let ignored = format!(r#"{{"prompt": [1, 2], "metadata": {many}, "user": {many}}}"#);
     assert!(completions::parse(ignored.as_bytes()).is_ok());
     let unknown = format!(r#"{{"prompt": [1, 2], "nobody_knows_it": {many}}}"#);
-    assert_eq!(completions::parse(unknown.as_bytes()).unwrap().1.unknown, ["nobody_knows_it"]);
+    assert_eq!(completions::parse(unknown.as_bytes()).unwrap().1.unknown.into_names(), ["nobody_knows_it"]);
     let refused = |field: &str| {
         let body = format!(r#"{{"messages": [{{"role": "user", "content": "x"}}], "{field}": {many}}}"#);
         chat::parse(body.as_bytes()).unwrap_err().param
