@@ -81,10 +81,11 @@ fn random_answers_match_their_grammar() {
         "$ref": "#/$defs/node"
     });
     type Matches = fn(&str) -> bool;
-    let cases: [(Grammar, Matches); 6] = [
+    let cases: [(Grammar, Matches); 7] = [
         (schema(json!({"type": "array", "items": person, "minItems": 1, "maxItems": 3})), list),
         (schema(tree), |text| serde_json::from_str::<Value>(text).is_ok_and(|v| v.is_boolean() || v.is_array())),
         (schema(json!({"type": "object"})), |text| serde_json::from_str::<Value>(text).is_ok_and(|v| v.is_object())),
+        (Grammar::JsonSchema("true".into()), |text| serde_json::from_str::<Value>(text).is_ok()),
         (Grammar::Regex(r"[a-c]{2,5}/[0-9]+(é|\n)".into()), |text| {
             let text = text.strip_suffix('é').or(text.strip_suffix('\n')).unwrap();
             let (letters, digits) = text.split_once('/').unwrap();
@@ -193,8 +194,9 @@ fn wrong_grammars_are_told() {
     let properties: serde_json::Map<String, Value> =
         (0..5).map(|i| (format!("p{i}"), json!({"type": "string", "pattern": long}))).collect();
     for (grammar, part) in [
-        (Grammar::JsonSchema("true".into()), "must be a JSON object"),
-        (Grammar::JsonSchema("{".into()), "must be a JSON object"),
+        (Grammar::JsonSchema("false".into()), "allows no value"),
+        (Grammar::JsonSchema("[]".into()), "must be an object or `true`"),
+        (Grammar::JsonSchema("{".into()), "must be JSON"),
         (schema(json!({"type": "strong"})), "strong"),
         (schema(json!({"not": {"type": "string"}})), "not"),
         (schema(json!({"$ref": "http://127.0.0.1:9/schema.json"})), "127.0.0.1:9"),

@@ -79,8 +79,14 @@ fn check_patterns(bytes: usize) -> Result<(), TextError> {
 
 fn schema(text: &str) -> Result<Value, TextError> {
     let refused = |error: String| TextError::Grammar(error);
-    let mut schema: Map<String, Value> =
-        serde_json::from_str(text).map_err(|error| refused(format!("a JSON schema must be a JSON object: {error}")))?;
+    let mut schema = match serde_json::from_str::<Value>(text) {
+        Ok(Value::Object(schema)) => schema,
+        // Any value.
+        Ok(Value::Bool(true)) => Map::new(),
+        Ok(Value::Bool(false)) => return Err(refused("the JSON schema `false` allows no value".into())),
+        Ok(_) => return Err(refused("a JSON schema must be an object or `true`".into())),
+        Err(error) => return Err(refused(format!("a JSON schema must be JSON: {error}"))),
+    };
     let mut count = Count::default();
     count.object(&schema)?;
     check_patterns(count.pattern_bytes)?;
