@@ -37,7 +37,9 @@ impl Folder {
     }
 
     pub(crate) fn write(&mut self, name: &str, content: impl AsRef<[u8]>) {
-        std::fs::write(self.0.path().join(name), content).expect("room for a small file");
+        let path = self.0.path().join(name);
+        std::fs::create_dir_all(path.parent().expect("a file of the folder")).expect("room for a folder");
+        std::fs::write(path, content).expect("room for a small file");
     }
 
     pub(crate) fn read(&self, name: &str) -> Vec<u8> {

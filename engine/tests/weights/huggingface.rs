@@ -304,6 +304,11 @@ fn tokenizer_files() {
     assert_eq!(bundle(list, |_| ()).0.chat_template.as_deref(), Some(both));
     let file = bundle(plain, |f| f.write("chat_template.jinja", "J"));
     assert_eq!(file.0.chat_template.as_deref(), Some("J"));
+    let files = bundle(json!({}), |f| {
+        f.write("chat_template.jinja", "\nB\n");
+        f.write("additional_chat_templates/tool_use.jinja", "T\n");
+    });
+    assert_eq!(files.0.chat_template.as_deref(), Some(both));
 
     let bad = |config: &'static str, part: &str| {
         let damage = |f: &mut Folder| {

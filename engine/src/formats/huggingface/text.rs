@@ -8,6 +8,8 @@ use serde_json::Value;
 use std::path::Path;
 
 const TOKENIZER: &str = "tokenizer.json";
+/// The template of a chat with tools, beside that of a chat without.
+const TEMPLATE_WITH_TOOLS: &str = "additional_chat_templates/tool_use.jinja";
 /// Tokenizer classes that replace the file's post-processor by their own, built from `add_bos_token` (default on) and `add_eos_token`
 /// (default off): transformers' `LlamaTokenizerFast.update_post_processor` and its copy for Code Llama.
 const LLAMA_CLASSES: [&str; 4] =
@@ -66,7 +68,10 @@ pub(super) fn read(folder: &Path) -> Result<Option<Text>, WeightsError> {
     }
     let bos_token = bos_token.or(added);
     let chat_template = match read_text(&folder.join("chat_template.jinja"), CONFIG_BYTES_MAX)? {
-        Some(template) => Some(template),
+        Some(template) => Some(match read_text(&folder.join(TEMPLATE_WITH_TOOLS), CONFIG_BYTES_MAX)? {
+            Some(with_tools) => by_tools(&with_tools, &template),
+            None => template,
+        }),
         None => config.as_ref().map(chat_template).transpose()?.flatten(),
     };
     let eos = tokenizer.added_tokens.iter().find(|added| Some(&added.content) == eos_token.as_ref());

@@ -39,7 +39,10 @@ impl Client {
         if target.exists() {
             return Ok(());
         }
-        let part = folder.join(format!(".{name}.part"));
+        // One that is in a folder of the repository has its folder here too.
+        let parent = target.parent().unwrap_or(folder);
+        std::fs::create_dir_all(parent).map_err(ModelsError::cache(parent))?;
+        let part = folder.join(format!(".{}.part", name.replace('/', "-")));
         let url = self.file_url(id, repository, name);
         let remote = repository.file(name);
         let mut barren = 0;

@@ -9,8 +9,14 @@ const CONFIG: &str = "config.json";
 const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 /// Files downloaded with a model if they exist. `tokenizer.model` is among them only to detect a repository that has no other tokenizer.
-const OPTIONAL: [&str; 5] =
-    ["generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "tokenizer.model"];
+const OPTIONAL: [&str; 6] = [
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "additional_chat_templates/tool_use.jinja",
+    "tokenizer.model",
+];
 
 /// Configuration, tokenizer and, if the weights are in several files, their index.
 pub(super) fn small(repository: &Repository) -> Result<Vec<&'static str>, String> {

@@ -31,6 +31,10 @@ pub(in crate::models) struct Content {
 }
 
 impl Content {
+    pub(in crate::models) fn add(&mut self, name: &str, content: &str) {
+        self.files.insert(name.into(), content.into());
+    }
+
     pub(in crate::models) fn remove(&mut self, name: &str) {
         self.files.remove(name);
     }

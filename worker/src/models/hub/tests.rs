@@ -75,6 +75,19 @@ fn damage_is_noticed_and_not_kept() {
 }
 
 #[test]
+fn a_template_for_tools_comes_with_its_folder() {
+    let name = "additional_chat_templates/tool_use.jinja";
+    let with = |hub: &mut super::stand_in::Content| {
+        hub.add(name, "T");
+        hub.add("additional_chat_templates/rag.jinja", "R");
+    };
+    let (hub, cache) = (Hub::start(with), tempfile::tempdir().unwrap());
+    let folder = get(MODEL, &settings(&hub, cache.path())).unwrap();
+    assert_eq!(std::fs::read_to_string(folder.join(name)).unwrap(), "T");
+    assert_eq!(names(&folder.join("additional_chat_templates")), ["tool_use.jinja"]);
+}
+
+#[test]
 fn shards_come_by_the_index() {
     let (hub, cache) = (Hub::start(|hub| hub.split("b.safetensors")), tempfile::tempdir().unwrap());
     let folder = get(MODEL, &settings(&hub, cache.path())).unwrap();
