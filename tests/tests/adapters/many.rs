@@ -6,6 +6,10 @@ use baton_proto::v1::PrefillPolicy;
 use baton_tests::cluster::{Cluster, ClusterSpec};
 use baton_tests::quiet::until_quiet;
 use futures::future::try_join_all;
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 const ADAPTERS: usize = 64;
 const BATCH: usize = 8;
@@ -21,25 +25,34 @@ async fn each_of_64_adapters_answers_as_alone_with_8_in_a_batch() -> anyhow::Res
     let cluster = Cluster::start(ClusterSpec::new(1, 1, &config)).await?;
     let client = cluster.client().await?;
     until_listed(&cluster, names[ADAPTERS - 1], true).await?;
-    let sampling = sampling(false, 16);
+    // One prompt for all: what differs is of the adapters.
+    let (prompt, sampling) = (prompt(1, 60), sampling(false, 48));
     let right: Vec<_> = names
         .iter()
-        .enumerate()
-        .map(|(i, name)| alone(Some(&folder.path().join(name)), &prompt(i, 60), &sampling))
+        .map(|name| alone(Some(&folder.path().join(name)), &prompt, &sampling))
         .collect::<anyhow::Result<_>>()?;
+    ensure!(right.iter().collect::<HashSet<_>>().len() == ADAPTERS, "two adapters answer alike");
+    let (engine, largest) = (cluster.decode[0].loaded.engine.clone(), Arc::new(AtomicUsize::new(0)));
+    let seen = largest.clone();
+    let watch = tokio::spawn(async move {
+        loop {
+            seen.fetch_max(engine.load().running, Ordering::Relaxed);
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    });
     // Each batch of 8 together; then all at once, so that most wait for a slot.
     for together in [BATCH, ADAPTERS] {
-        for batch in names.chunks(together).zip(right.chunks(together)).enumerate() {
-            let (chunk, (names, right)) = batch;
-            let asked = names.iter().enumerate().map(|(i, name)| {
-                ask(&client, request(name, &prompt(chunk * together + i, 60), &sampling, PrefillPolicy::Remote))
-            });
+        for (names, right) in names.chunks(together).zip(right.chunks(together)) {
+            let asked = names.iter().map(|name| ask(&client, request(name, &prompt, &sampling, PrefillPolicy::Remote)));
             let got = try_join_all(asked).await?;
             for ((name, got), right) in names.iter().zip(&got).zip(right) {
                 ensure!(got == right, "{name}, {together} at once: {got:?}, alone {right:?}");
             }
         }
     }
+    watch.abort();
+    let largest = largest.load(Ordering::Relaxed);
+    ensure!(largest == BATCH, "the largest batch was {largest}");
     let loaded: Vec<usize> = cluster.workers().filter_map(|w| w.adapters()).map(|a| a.counts().loaded).collect();
     ensure!(loaded == [BATCH, BATCH], "{loaded:?}");
     until_quiet(&cluster).await?;
