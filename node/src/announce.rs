@@ -24,6 +24,11 @@ pub enum Announcement {
     },
     /// A request would be served.
     Ready,
+    /// No request will be served.
+    Refused {
+        /// For people.
+        reason: String,
+    },
 }
 
 /// Writes announcements to stdout, or nowhere.
@@ -36,6 +41,11 @@ impl Announcer {
     /// An announcer that writes if `enabled`.
     pub fn new(enabled: bool) -> Self {
         Self { enabled }
+    }
+
+    /// Whether someone reads what is announced.
+    pub fn is_enabled(self) -> bool {
+        self.enabled
     }
 
     /// Writes an announcement. If stdout is closed, the starting process is gone; other code detects that.

@@ -55,21 +55,49 @@ pub fn load_with(
     progress: &(dyn Fn(&str, f32) + Sync),
     open: impl FnOnce(&CudaConfig) -> Result<Arc<CudaDevice>, CudaError>,
 ) -> Result<Loaded, WorkerError> {
-    // What is refused whatever the model is refused before anything is downloaded.
+    check_device(engine)?;
     let (device, source) = match engine.device {
-        DeviceKind::Cuda(_) if engine.lora.is_on() => return Err(WorkerError::AdaptersOnGpu),
-        DeviceKind::Cuda(_) if !engine.speculation.draft_model.is_empty() => return Err(WorkerError::DraftOnGpu),
         DeviceKind::Cuda(ordinal) => {
             let device = device::gpu(engine, ordinal, open)?;
             (device, models::open(model, progress)?)
         }
         DeviceKind::Cpu | DeviceKind::Reference | DeviceKind::Lagging => {
-            check_memory(engine.kv_cache_bytes, host::memory_bytes())?;
             let source = models::open(model, progress)?;
             (device::on_cpu(engine, source.as_ref())?, source)
         }
     };
     start(device, source, model, engine, progress)
+}
+
+/// Whether a worker with these settings can serve the model: opens the models, which are downloaded if they are missing, and checks what
+/// [`load`] checks before it loads their weights. What only a GPU knows is not checked.
+pub fn check(
+    model: &ModelSettings,
+    engine: &EngineSettings,
+    progress: &(dyn Fn(&str, f32) + Sync),
+) -> Result<(), WorkerError> {
+    check_device(engine)?;
+    let source = models::open(model, progress)?;
+    let context_max = context_max(model.max_model_len, source.spec().context)?;
+    draft_model::open(source.as_ref(), model, engine, progress)?;
+    if !matches!(engine.device, DeviceKind::Cuda(_)) {
+        device::on_cpu(engine, source.as_ref())?;
+        let config = engine_config(source.as_ref(), engine, context_max, engine.kv_cache_bytes.0)?;
+        config.pool_map(source.spec().kv_layout(engine.block_tokens, engine.kv).map_err(EngineError::from)?)?;
+    }
+    Ok(())
+}
+
+/// What is refused whatever the model is refused before anything is downloaded.
+fn check_device(engine: &EngineSettings) -> Result<(), WorkerError> {
+    match engine.device {
+        DeviceKind::Cuda(_) if engine.lora.is_on() => Err(WorkerError::AdaptersOnGpu),
+        DeviceKind::Cuda(_) if !engine.speculation.draft_model.is_empty() => Err(WorkerError::DraftOnGpu),
+        DeviceKind::Cuda(_) => Ok(()),
+        DeviceKind::Cpu | DeviceKind::Reference | DeviceKind::Lagging => {
+            check_memory(engine.kv_cache_bytes, host::memory_bytes())
+        }
+    }
 }
 
 /// As [`load`], on a device given by the caller instead of the configured one.
@@ -96,27 +124,12 @@ fn start(
     let draft = draft_model::open(source.as_ref(), model, engine, progress)?;
     // On a GPU: each parameter has 16 bits there.
     let weights = 2 * source.spec().parameters();
-    let config = EngineConfig {
-        kv: engine.kv,
-        kv_cache_bytes: match device.memory() {
-            None => engine.kv_cache_bytes.0,
-            // For the bounds alone: what is left is known once the model is loaded.
-            Some(memory) => pool_on_gpu(device.as_ref(), memory, engine, weights)?,
-        },
-        model_len_max: context_max,
-        chunk_tokens_max: engine.chunk_tokens_max,
-        mixed_chunk_tokens_max: engine.mixed_chunk_tokens_max(),
-        running_max: engine.running_max,
-        waiting_max: engine.waiting_max,
-        stall: Duration::from_millis(engine.stall_ms_max),
-        step_max: Duration::from_millis(engine.step_ms_max),
-        end_tokens: source.end_tokens().to_vec(),
-        prefix_cache: engine.prefix_cache.config(),
-        speculation: engine.speculation.config(),
-        adapters: engine.lora.bounds(),
-        ..EngineConfig::default()
-    }
-    .try_new()?;
+    let kv_cache_bytes = match device.memory() {
+        None => engine.kv_cache_bytes.0,
+        // For the bounds alone: what is left is known once the model is loaded.
+        Some(memory) => pool_on_gpu(device.as_ref(), memory, engine, weights)?,
+    };
+    let config = engine_config(source.as_ref(), engine, context_max, kv_cache_bytes)?;
     let text = text::load(source.as_ref())?;
     let (bundle, grammars) = text.map_or((None, None), |text| (Some(text.bundle), text.grammars));
     let card = card(source.as_ref(), model, context_max, bundle.as_deref())?;
@@ -157,6 +170,31 @@ fn start(
     let card = ModelCard { context_max: engine.len_max() as u32, ..card };
     let (spec, bundle) = (Arc::new(source.spec().clone()), bundle.map(Into::into));
     Ok(Loaded { engine, device, memory, map, compatibility, card, spec, bundle })
+}
+
+fn engine_config(
+    source: &dyn ModelSource,
+    engine: &EngineSettings,
+    context_max: usize,
+    kv_cache_bytes: u64,
+) -> Result<EngineConfig, WorkerError> {
+    let config = EngineConfig {
+        kv: engine.kv,
+        kv_cache_bytes,
+        model_len_max: context_max,
+        chunk_tokens_max: engine.chunk_tokens_max,
+        mixed_chunk_tokens_max: engine.mixed_chunk_tokens_max(),
+        running_max: engine.running_max,
+        waiting_max: engine.waiting_max,
+        stall: Duration::from_millis(engine.stall_ms_max),
+        step_max: Duration::from_millis(engine.step_ms_max),
+        end_tokens: source.end_tokens().to_vec(),
+        prefix_cache: engine.prefix_cache.config(),
+        speculation: engine.speculation.config(),
+        adapters: engine.lora.bounds(),
+        ..EngineConfig::default()
+    };
+    Ok(config.try_new()?)
 }
 
 fn context_max(asked: u32, context: usize) -> Result<usize, WorkerError> {

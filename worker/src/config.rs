@@ -183,6 +183,9 @@ pub struct WorkerArgs {
     /// Download the model into the cache if it is missing, then exit. Workers with the same cache then start without the hub
     #[arg(long)]
     pub fetch_only: bool,
+    /// Check whether this worker could serve its model with these settings, then exit. The model is downloaded if it is missing
+    #[arg(long)]
+    pub check_only: bool,
 }
 
 impl WorkerArgs {

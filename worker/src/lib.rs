@@ -9,6 +9,7 @@
 
 pub mod bring_up;
 pub mod call;
+mod check_only;
 pub mod config;
 pub mod credentials;
 mod data_plane;

@@ -1,5 +1,6 @@
 //! The main of a worker binary: flags, configuration, telemetry, run, bounded drain.
 
+use crate::check_only::check_only;
 use crate::config::{WorkerArgs, WorkerConfig};
 use crate::draft_model;
 use crate::models::fetch_only;
@@ -43,6 +44,9 @@ pub fn run<R: WorkerRole>(
                 fetch_only(model, announcer, &shutdown).await?;
             }
             return Ok(());
+        }
+        if args.check_only {
+            return check_only(config, role.role(), announcer, &shutdown).await;
         }
         let mut around = Surroundings::new(guard.tracer());
         around.export = Some(guard.counters());

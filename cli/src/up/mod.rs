@@ -10,8 +10,7 @@ use baton_node::environment;
 use baton_node::host::own_address;
 use baton_node::identity::Role;
 use baton_node::membership::etcd::ensure_free;
-use baton_worker::models::{open, prefetch};
-use baton_worker::settings::{ModelDtype, ModelSettings, ThreadCount};
+use baton_worker::settings::{ModelDtype, ThreadCount};
 use child::Child;
 use clap::{Args, ValueEnum};
 use futures::FutureExt;
@@ -20,7 +19,6 @@ use std::io::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
-use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout_at};
 use variables::Variables;
 
@@ -252,8 +250,8 @@ async fn serve(
     local_cluster: &LocalCluster,
     children: &mut Vec<Child>,
 ) -> anyhow::Result<()> {
+    check(args, variables, local_cluster).await?;
     let deadline = Instant::now() + Duration::from_secs(START_S_MAX);
-    fetch(args).await?;
     children.push(Child::spawn(
         "router",
         "baton-router",
@@ -279,20 +277,22 @@ async fn serve(
     Err(failure)
 }
 
-/// Downloads the models once, before several workers each try to. A model that no worker can open is refused here: each worker would tell it.
-async fn fetch(args: &UpArgs) -> anyhow::Result<()> {
-    for model in [Some(&args.model), args.draft_model.as_ref()].into_iter().flatten() {
-        let settings = ModelSettings { model: model.clone(), ..ModelSettings::default() };
-        let bar = progress::bar("model");
-        let shown = bar.clone();
-        let fetch = move || {
-            let progress = |what: &str, fraction: f32| progress::show(&shown, what, fraction);
-            prefetch(&settings, &progress).with_context(|| format!("cannot fetch model {}", settings.model))?;
-            open(&settings, &progress).with_context(|| format!("cannot serve model {}", settings.model))
-        };
-        spawn_blocking(fetch).await??;
-        bar.finish_and_clear();
+/// Lets a worker download the models and check them and its settings, once: each worker would refuse the same, and download at the same time.
+async fn check(args: &UpArgs, variables: &Variables, local_cluster: &LocalCluster) -> anyhow::Result<()> {
+    let nowhere = SocketAddr::new(INSIDE, 0);
+    let mut flags = args.worker_flags(local_cluster, nowhere, 0, "decode");
+    flags.push("--check-only".into());
+    let mut worker = Child::spawn("model", "baton-decode-worker", &flags, variables.not_for_workers(), None)?;
+    let bar = progress::bar(worker.name());
+    loop {
+        match worker.next().await? {
+            Announcement::Progress { what, fraction } => progress::show(&bar, &what, fraction),
+            Announcement::Listening { .. } => {}
+            Announcement::Refused { reason } => bail!(reason),
+            Announcement::Ready => break,
+        }
     }
+    bar.finish_and_clear();
     Ok(())
 }
 

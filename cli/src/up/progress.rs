@@ -1,7 +1,7 @@
 //! Progress bars while weights load: one per worker.
 
 use super::child::Child;
-use anyhow::Context;
+use anyhow::{Context, bail};
 use baton_node::announce::Announcement;
 use futures::future::try_join_all;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
@@ -22,6 +22,7 @@ pub(super) async fn until_ready(workers: &mut [Child], deadline: Instant) -> any
                         show(&bar, &what, fraction);
                     }
                     Announcement::Listening { .. } => {}
+                    Announcement::Refused { reason } => bail!("{}: {reason}", worker.name()),
                     Announcement::Ready => {
                         bar.finish_and_clear();
                         return anyhow::Ok(());

@@ -66,6 +66,30 @@ fn fetch_only_ends_by_itself_and_says_what_is_missing() -> anyhow::Result<()> {
     Ok(())
 }
 
+#[test]
+fn check_only_says_what_a_worker_would_refuse() -> anyhow::Result<()> {
+    for program in ["baton-prefill-worker", "baton-decode-worker"] {
+        let of = |flag: &str| run(program, &["--check-only", "--model=random:vocab=300", flag], &[]);
+        let good = of("--max-model-len=64")?;
+        ensure!(good.status.success(), "{}", String::from_utf8_lossy(&good.stderr));
+        for (flag, says) in [
+            ("--max-model-len=1000000", "lower --max-model-len"),
+            ("--kv-cache-bytes=99TiB", "lower --kv-cache-bytes"),
+            ("--kv-cache-bytes=1KiB", "--kv-cache-bytes"),
+        ] {
+            let refused = of(flag)?;
+            let why = String::from_utf8(refused.stderr)?;
+            ensure!(!refused.status.success() && why.contains(says), "{program} {flag}: {why}");
+        }
+        // Who started it is told once.
+        let told = run(program, &["--check-only", "--announce", "--model=/no/such/model.gguf"], &[])?;
+        let (said, why) = (String::from_utf8(told.stdout)?, String::from_utf8(told.stderr)?);
+        ensure!(said.contains(r#""event":"refused""#) && said.contains("/no/such/model.gguf"), "{program}: {said}");
+        ensure!(!why.contains("/no/such"), "{program}: {why}");
+    }
+    Ok(())
+}
+
 /// What `.dockerignore` leaves of the repository is a workspace that cargo reads.
 #[test]
 fn the_manifests_are_read_where_images_are_built() -> anyhow::Result<()> {

@@ -17,14 +17,7 @@ pub(crate) async fn fetch_only(
     announcer: Announcer,
     shutdown: &Shutdown,
 ) -> anyhow::Result<()> {
-    let model = settings.model.clone();
-    let printed = PrintedTenths::default();
-    let progress = move |what: &str, fraction: f32| {
-        announcer.say(&Announcement::Progress { what: what.into(), fraction });
-        if let Some(percent) = printed.next_line(fraction) {
-            tracing::info!(percent, "{what}");
-        }
-    };
+    let (model, progress) = (settings.model.clone(), progress_to(announcer));
     let fetch = tokio::task::spawn_blocking(move || prefetch(&settings, &progress));
     tokio::select! {
         fetched = fetch => fetched?.with_context(|| format!("cannot fetch model {model:?}"))?,
@@ -32,6 +25,17 @@ pub(crate) async fn fetch_only(
     }
     tracing::info!(model, "the model is there");
     Ok(())
+}
+
+/// Announces and logs the progress of downloads.
+pub(crate) fn progress_to(announcer: Announcer) -> impl Fn(&str, f32) + Send + Sync {
+    let printed = PrintedTenths::default();
+    move |what, fraction| {
+        announcer.say(&Announcement::Progress { what: what.into(), fraction });
+        if let Some(percent) = printed.next_line(fraction) {
+            tracing::info!(percent, "{what}");
+        }
+    }
 }
 
 /// The last printed tenth: a log cannot overwrite a line.

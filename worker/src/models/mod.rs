@@ -9,7 +9,7 @@ mod size;
 mod spec;
 
 pub use error::ModelsError;
-pub(crate) use fetch_only::fetch_only;
+pub(crate) use fetch_only::{fetch_only, progress_to};
 pub use hub::HubId;
 pub use size::{ModelSize, size};
 pub use spec::{DEFAULT_MODEL, ModelSpec};
@@ -27,7 +27,7 @@ const HUB: &str = "https://huggingface.co";
 pub type Progress<'a> = &'a (dyn Fn(&str, f32) + Sync);
 
 /// Opens the model that the settings name. A hub model is downloaded first if it is not in the cache; the default model must have been
-/// downloaded (see [`prefetch`]). Blocks until downloads are done.
+/// downloaded (see [`fetch_default`]). Blocks until downloads are done.
 pub fn open(settings: &ModelSettings, progress: Progress<'_>) -> Result<Arc<dyn ModelSource>, ModelsError> {
     Ok(match ModelSpec::parse(&settings.model)? {
         ModelSpec::Random(spec) => Arc::new(RandomModel::parse(&spec)?),
@@ -48,21 +48,29 @@ pub fn revision(settings: &ModelSettings) -> String {
     }
 }
 
-/// Makes sure that [`open`] will find the model without the network: downloads the default model or a hub model if it is missing, and
-/// does nothing for other models. Blocks; call it only where blocking is allowed. The default model's progress goes to stderr.
-pub fn prefetch(settings: &ModelSettings, progress: Progress<'_>) -> Result<(), ModelsError> {
+/// Downloads the default model if the settings name it and it is missing. Blocks. Its progress goes to stderr.
+pub(crate) fn fetch_default(settings: &ModelSettings) -> Result<(), ModelsError> {
     match ModelSpec::parse(&settings.model)? {
         ModelSpec::Default => default_model::fetch(&cache_dir(settings)?),
+        ModelSpec::Hub(_) | ModelSpec::Random(_) | ModelSpec::Path(_) => Ok(()),
+    }
+}
+
+/// Makes sure that [`open`] will find the model without the network: downloads the default model or a hub model if it is missing, and
+/// does nothing for other models. Blocks; call it only where blocking is allowed. The default model's progress goes to stderr.
+fn prefetch(settings: &ModelSettings, progress: Progress<'_>) -> Result<(), ModelsError> {
+    match ModelSpec::parse(&settings.model)? {
         ModelSpec::Hub(id) => hub::fetch(&id, &hub_settings(settings)?, progress).map(drop),
-        ModelSpec::Random(_) | ModelSpec::Path(_) => Ok(()),
+        ModelSpec::Default | ModelSpec::Random(_) | ModelSpec::Path(_) => fetch_default(settings),
     }
 }
 
 fn open_path(path: &Path, name: Option<&str>, settings: &ModelSettings) -> Result<Arc<dyn ModelSource>, ModelsError> {
+    let context = settings.max_model_len as usize;
     Ok(if path.is_dir() {
-        Arc::new(HuggingFaceModel::open(path, name)?.serving(settings.max_model_len as usize))
+        Arc::new(HuggingFaceModel::open(path, name)?.serving(context))
     } else {
-        Arc::new(GgufModel::open(path, name)?)
+        Arc::new(GgufModel::open(path, name)?.serving(context))
     })
 }
 
