@@ -193,6 +193,11 @@ fn wrong_grammars_are_told() {
     let long = "a?".repeat(Grammar::PATTERN_BYTES_MAX / 2 / 4);
     let properties: serde_json::Map<String, Value> =
         (0..5).map(|i| (format!("p{i}"), json!({"type": "string", "pattern": long}))).collect();
+    let counted = |count: usize, by: &str| {
+        let properties: serde_json::Map<_, _> =
+            (0..count).map(|i| (format!("p{i}"), json!({"type": "null"}))).collect();
+        schema(json!({"type": "object", "properties": properties, by: 1}))
+    };
     for (grammar, part) in [
         (Grammar::JsonSchema("false".into()), "allows no value"),
         (Grammar::JsonSchema("[]".into()), "must be an object or `true`"),
@@ -205,6 +210,8 @@ fn wrong_grammars_are_told() {
             "patterns of a JSON schema take at most 8192 bytes",
         ),
         (schema(json!({"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"})), "NoExtensionBias"),
+        (counted(33, "minProperties"), "at most 32 properties where minProperties or maxProperties count them"),
+        (counted(33, "maxProperties"), "at most 32 properties where minProperties or maxProperties count them"),
         (schema(json!({"type": "integer", "minimum": 2, "maximum": 1})), "minimum"),
         (Grammar::Regex("(".into()), "regex"),
         (Grammar::Lark("start: (".into()), "Expected token"),
@@ -213,6 +220,46 @@ fn wrong_grammars_are_told() {
     ] {
         let error = check(&grammar).expect_err("wrong").to_string();
         assert!(error.contains(part) && error.len() < 700, "{grammar:?}: {error}");
+    }
+}
+
+/// These took seconds to minutes of a core, and up to gigabytes.
+#[test]
+fn what_takes_too_much_work_is_refused_by_name() {
+    let many = |count: usize| (0..count).map(|i| format!("p{i}")).collect::<Vec<_>>();
+    let divisor = |of: u64| json!({"type": "integer", "multipleOf": of});
+    let divisors: Vec<Value> = (0..100).map(|i| divisor(9999 - i)).collect();
+    let patterns: serde_json::Map<_, _> = (0..300).map(|i| (format!("^{i}_.*$"), json!({}))).collect();
+    let lark = |schema: &Value| Grammar::Lark(format!("start: \"a\" | value\nvalue: %json {schema}\n"));
+    for (of, part) in [
+        (divisor(99_991), "`multipleOf` takes too much work"),
+        (json!({"anyOf": divisors}), "`multipleOf` takes too much work"),
+        (json!({"allOf": [divisor(97), divisor(89), divisor(83)]}), "`multipleOf` takes too much work"),
+        (json!({"default": divisor(99_991), "$ref": "#/default"}), "`multipleOf` takes too much work"),
+        (json!({"type": "object", "required": many(1_001)}), "at most 1000 properties"),
+        (json!({"type": "object", "patternProperties": patterns}), "at most 32 patternProperties"),
+    ] {
+        let call = CallGrammar { open: vec![], schema: of.to_string(), close: vec![] };
+        let calls = CallsGrammar { open: vec![], calls: vec![call], separator: None, close: vec![] };
+        for grammar in [schema(of.clone()), lark(&of), Grammar::Calls(calls)] {
+            if grammar.check().is_err() {
+                continue;
+            }
+            let error = check(&grammar).expect_err("it takes seconds").to_string();
+            assert!(error.contains(part), "{grammar:?}: {error}");
+        }
+    }
+    // Tools count together.
+    let call = CallGrammar { open: vec![], schema: divisor(9_000).to_string(), close: vec![] };
+    let calls = |count| CallsGrammar { open: vec![], calls: vec![call.clone(); count], separator: None, close: vec![] };
+    assert!(check(&Grammar::Calls(calls(1))).is_ok() && check(&Grammar::Calls(calls(2))).is_err());
+    assert!(check(&Grammar::Lark("start: %json {".into())).unwrap_err().to_string().contains("%json"));
+    for taken in [
+        json!({"type": "object", "properties": {"a": divisor(3_333), "b": {"type": "number", "multipleOf": 0.01}}}),
+        json!({"x-guidance": {"lenient": true}, "anyOf": divisors}),
+        json!({"type": "object", "properties": {"multipleOf": divisor(5)}, "required": many(1_000)}),
+    ] {
+        check(&schema(taken)).unwrap();
     }
 }
 
@@ -232,6 +279,8 @@ fn inexact_bounds_are_refused_by_name() {
                 format!(r#"{{"properties": {{"default": {integer}}}}}"#),
                 format!(r#"{{"anyOf": [{{"type": "null"}}, {integer}]}}"#),
                 format!(r##"{{"$defs": {{"enum": {integer}}}, "$ref": "#/$defs/enum"}}"##),
+                format!(r##"{{"definitions": {{"enum": {integer}}}, "$ref": "#/definitions/enum"}}"##),
+                format!(r#"{{"patternProperties": {{"default": {integer}}}}}"#),
                 format!(r##"{{"elsewhere": {{"a": {integer}}}, "$ref": "#/elsewhere/a"}}"##),
             ] {
                 assert_eq!(refused(&schema), keyword, "{schema}");
@@ -320,6 +369,7 @@ fn hostile_grammars_end() {
         references(|to| json!({"properties": {"x": {"$ref": format!("#/a/{to}")}}})),
         schema(json!({"type": "array", "minItems": 10_000_000})),
         schema(json!({"type": "string", "maxLength": 100_000_000})),
+        schema(json!({"type": "integer", "multipleOf": 9999})),
     ];
     for grammar in cases {
         let told = check(&grammar);

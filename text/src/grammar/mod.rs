@@ -10,6 +10,7 @@
 //! [`STACK_BYTES`].
 
 mod bounds;
+mod multiples;
 mod source;
 
 pub use source::lenient;
@@ -29,8 +30,8 @@ pub const REVISION: &str = "grammar-2-llguidance-1.9.1";
 /// resident.
 pub const STACK_BYTES: usize = 256 << 20;
 
-/// Most states of the lexer of one answer, of which text of a bounded length takes nine a character. 100,000 take some 60 MB.
-const LEXER_STATES_MAX: usize = 100_000;
+/// Most states of the lexer of one answer, of which text of a bounded length takes nine a character. 50,000 take 15 to 30 MB.
+const LEXER_STATES_MAX: usize = 50_000;
 /// Most rules that may go on at one place of an answer: more than a choice has texts.
 const ROW_ITEMS_MAX: usize = 5_000;
 /// Most symbols of a grammar's rules.

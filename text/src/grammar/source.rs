@@ -1,6 +1,7 @@
 //! Grammars in llguidance's words.
 
 use super::bounds;
+use super::multiples::{self, Multiples};
 use crate::TextError;
 use baton_types::{CallGrammar, CallsGrammar, Grammar, GrammarPiece};
 use llguidance::api::TopLevelGrammar;
@@ -28,7 +29,10 @@ pub(super) fn top_level(grammar: &Grammar) -> Result<TopLevelGrammar, TextError>
         Grammar::Lark(lark) if lark.contains("<[") => {
             return Err(TextError::Grammar("tokens by number (`<[`) are not supported".into()));
         }
-        Grammar::Lark(lark) => TopLevelGrammar::from_lark(lark.clone()),
+        Grammar::Lark(lark) => {
+            check_schemas_of(lark)?;
+            TopLevelGrammar::from_lark(lark.clone())
+        }
         Grammar::Calls(calls) => TopLevelGrammar::from_lark(lark_of_calls(calls)?),
         Grammar::Choice(choices) => {
             let choices: Vec<String> = choices.iter().map(|choice| json!(choice).to_string()).collect();
@@ -42,12 +46,10 @@ fn lark_of_calls(calls: &CallsGrammar) -> Result<String, TextError> {
     let CallsGrammar { open, calls, separator, close } = calls;
     let more = separator.as_ref().map_or(String::new(), |separator| format!("({} call)*", lark_of(separator)));
     let mut lark = format!("start: {} call {more} {}\ncall: ", lark_of(open), lark_of(close));
-    let (mut rules, mut patterns) = (String::new(), 0);
+    let (mut rules, mut all) = (String::new(), Work::default());
     for (at, CallGrammar { open, schema, close }) in calls.iter().enumerate() {
         let schema = self::schema(schema)?;
-        let mut count = Count::default();
-        count.value("", &schema)?;
-        patterns += count.pattern_bytes;
+        all.add(&schema)?;
         lark += &format!("{}call_{at}", if at > 0 { " | " } else { "" });
         rules += &format!(
             "\ncall_{at}: {} arguments_{at} {}\narguments_{at}: %json {schema}",
@@ -55,7 +57,6 @@ fn lark_of_calls(calls: &CallsGrammar) -> Result<String, TextError> {
             lark_of(close)
         );
     }
-    check_patterns(patterns)?;
     Ok(lark + &rules + "\n")
 }
 
@@ -69,12 +70,54 @@ fn lark_of(pieces: &[GrammarPiece]) -> String {
     pieces.iter().map(piece).collect::<Vec<_>>().join(" ")
 }
 
-fn check_patterns(bytes: usize) -> Result<(), TextError> {
-    if bytes <= Grammar::PATTERN_BYTES_MAX {
-        return Ok(());
+/// Checks the schemas inside a Lark grammar.
+fn check_schemas_of(lark: &str) -> Result<(), TextError> {
+    const SCHEMA: &str = "%json";
+    let mut all = Work::default();
+    for (at, _) in lark.match_indices(SCHEMA) {
+        let mut values = serde_json::Deserializer::from_str(&lark[at + SCHEMA.len()..]).into_iter::<Value>();
+        let Some(Ok(mut schema)) = values.next() else {
+            return Err(TextError::Grammar(format!("behind {SCHEMA} there must be a JSON schema")));
+        };
+        all.add(&schema)?;
+        if let Some(schema) = schema.as_object_mut() {
+            bounds::check(schema, is_lenient(schema))?;
+        }
     }
-    let max = Grammar::PATTERN_BYTES_MAX;
-    Err(TextError::Grammar(format!("the patterns of a JSON schema take at most {max} bytes together, got {bytes}")))
+    Ok(())
+}
+
+/// What all schemas of a grammar take together.
+#[derive(Default)]
+struct Work {
+    pattern_bytes: usize,
+    multiples: u64,
+}
+
+impl Work {
+    /// Adds a schema, and refuses what is too much.
+    fn add(&mut self, schema: &Value) -> Result<(), TextError> {
+        let mut count = Count::default();
+        count.value("", schema)?;
+        self.pattern_bytes += count.pattern_bytes;
+        self.multiples = self.multiples.saturating_add(count.multiples.states());
+        let refuse = |what: String| Err(TextError::Grammar(what));
+        let (bytes, max) = (self.pattern_bytes, Grammar::PATTERN_BYTES_MAX);
+        if bytes > max {
+            return refuse(format!("the patterns of a JSON schema take at most {max} bytes together, got {bytes}"));
+        }
+        if self.multiples > multiples::STATES_MAX {
+            let (keyword, max) = (multiples::KEYWORD, multiples::STATES_MAX);
+            return refuse(format!(
+                "`{keyword}` takes too much work: the least common multiple of all its values, times one more than their decimals, is at most {max}"
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn is_lenient(schema: &Map<String, Value>) -> bool {
+    schema.get(OPTIONS).and_then(|options| options.get("lenient")) == Some(&Value::Bool(true))
 }
 
 fn schema(text: &str) -> Result<Value, TextError> {
@@ -87,10 +130,13 @@ fn schema(text: &str) -> Result<Value, TextError> {
         Ok(_) => return Err(refused("a JSON schema must be an object or `true`".into())),
         Err(error) => return Err(refused(format!("a JSON schema must be JSON: {error}"))),
     };
+    let is_lenient = is_lenient(&schema);
     let mut count = Count::default();
     count.object(&schema)?;
-    check_patterns(count.pattern_bytes)?;
-    let is_lenient = schema.get(OPTIONS).and_then(|options| options.get("lenient")) == Some(&Value::Bool(true));
+    if is_lenient && count.multiples.states() > multiples::STATES_MAX {
+        multiples::leave_out(&mut schema);
+    }
+    Work::default().add(&Value::Object(schema.clone()))?;
     bounds::check(&mut schema, is_lenient)?;
     let options = schema.entry(OPTIONS).or_insert_with(|| json!({}));
     let options = options.as_object_mut().ok_or_else(|| refused(format!("{OPTIONS} must be an object")))?;
@@ -104,6 +150,7 @@ fn schema(text: &str) -> Result<Value, TextError> {
 #[derive(Default)]
 struct Count {
     pattern_bytes: usize,
+    multiples: Multiples,
     patterns: usize,
     properties: usize,
 }
@@ -119,7 +166,8 @@ impl Count {
     fn object(&mut self, members: &Map<String, Value>) -> Result<(), TextError> {
         let len = |name: &str| members.get(name).and_then(Value::as_object).map_or(0, Map::len);
         let is_counted = members.contains_key("minProperties") || members.contains_key("maxProperties");
-        self.properties += len("properties");
+        let required = members.get("required").and_then(Value::as_array).map_or(0, Vec::len);
+        self.properties += len("properties").max(required);
         self.patterns += len("patternProperties");
         let refuse =
             |what: &str, max: usize| Err(TextError::Grammar(format!("a JSON schema takes at most {max} {what}")));
@@ -137,6 +185,10 @@ impl Count {
 
     fn value(&mut self, name: &str, value: &Value) -> Result<(), TextError> {
         match value {
+            Value::Number(divisor) if name == multiples::KEYWORD => {
+                self.multiples.add(divisor);
+                Ok(())
+            }
             Value::String(text)
                 if ["pattern", "whitespace_pattern", "item_separator", "key_separator"].contains(&name) =>
             {
