@@ -253,11 +253,6 @@ impl Admission {
 }
 
 impl Slot {
-    /// Whose it is.
-    pub(crate) fn tenant(&self) -> TenantLabel {
-        self.order.1
-    }
-
     /// Waits for its turn, or until another request takes its slot. The caller bounds the wait by the deadline.
     pub(crate) async fn turn(&mut self) -> Result<(), RequestError> {
         if let Turn::Inside = self.turn {

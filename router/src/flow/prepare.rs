@@ -9,11 +9,13 @@ use crate::output::{Choices, PROMPT_PART_TOKENS_MAX, prompt_logprob_bytes};
 use crate::placement::Reason;
 use crate::quotas::Quota;
 use crate::request::{
-    AskedGrammar, BadWords, Parameters, PrefillPolicy, Prompt, Request, Sampling, check_tokens, check_vocab,
+    AskedGrammar, BadWords, Parameters, PrefillPolicy, Prompt, Request, Sampling, check_tokens, check_vocab, label_of,
 };
 use crate::workers::ServedModel;
 use baton_kv_cache::PrefixHash;
-use baton_types::{AdapterCard, CacheUse, ErrorKind, Grammar, ModelCard, RequestError, SamplingParams, TokenId, shown};
+use baton_types::{
+    AdapterCard, CacheUse, ErrorKind, Grammar, ModelCard, RequestError, SamplingParams, TenantId, TokenId, shown,
+};
 use std::collections::VecDeque;
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
@@ -216,7 +218,8 @@ impl Core {
             (true, Some(_)) => vec![None; prompts as usize],
         };
         let bad_words = std::mem::take(&mut request.parameters.sampling.bad_words);
-        let work = Work { prompt, grammar, bad_words, truncates: request.truncate.is_some() };
+        let (tenant, truncates) = (request.share().tenant, request.truncate.is_some());
+        let work = Work { tenant, prompt, grammar, bad_words, truncates };
         let tokenized = self.tokenizing.run(&*self.runtime, work, &model, request.deadline, slots);
         let Tokenized { prompts: mut tokenized, bad_words, slots } = tokenized.instrument(tokenize).await?;
         if let Some(text) = model.text.as_ref().filter(|_| opens_content) {
@@ -262,6 +265,7 @@ impl Core {
     /// The tokens of a prompt that is not run, and the model that they are for.
     pub(crate) async fn tokens_of(
         &self,
+        tenant: &TenantId,
         parameters: &Parameters,
         prompt: Prompt,
         deadline: Instant,
@@ -270,8 +274,8 @@ impl Core {
             return Err(RequestError::invalid("prompt", "prompt must be one prompt here; send a call for each"));
         }
         let model = self.served_model(&parameters.model, deadline).await?;
-        let work =
-            Work { prompt, grammar: None, bad_words: BadWords::default(), truncates: parameters.truncate.is_some() };
+        let (tenant, truncates) = (label_of(tenant), parameters.truncate.is_some());
+        let work = Work { tenant, prompt, grammar: None, bad_words: BadWords::default(), truncates };
         let Tokenized { mut prompts, .. } =
             self.tokenizing.run(&*self.runtime, work, &model, deadline, Vec::new()).await?;
         truncate(parameters, &mut prompts, &model);

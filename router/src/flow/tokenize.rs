@@ -12,7 +12,7 @@ use baton_node::runtime::blocking;
 use baton_types::{ErrorKind, RequestError, Runtime, TenantLabel, TokenId};
 use std::sync::Arc;
 use std::time::Instant;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Text that a chat is assumed to become at least: what templates add to a short one is mostly less.
 const CHAT_BYTES_MIN: usize = 16 << 10;
@@ -24,6 +24,8 @@ pub(crate) struct Tokenizing {
     short: Turns,
     /// Of long ones, of the same threads.
     long: Turns,
+    /// Threads that long ones may take: one is left for short ones.
+    for_long: Arc<Semaphore>,
     /// Of grammars that are checked. They have turns of their own: some take long, and prompts do not wait for them.
     grammars: Turns,
     memory: Memory,
@@ -32,6 +34,8 @@ pub(crate) struct Tokenizing {
 /// What is done before a request is placed: its texts to tokens, and a check of its grammar.
 #[derive(Debug)]
 pub(super) struct Work {
+    /// Whose turn it takes.
+    pub(super) tenant: TenantLabel,
     pub(super) prompt: Prompt,
     pub(super) grammar: Option<AskedGrammar>,
     pub(super) bad_words: BadWords,
@@ -57,29 +61,30 @@ enum Encoded {
 }
 
 impl Tokenizing {
-    /// As many at once as there are cores, with `memory_max` bytes for all of them.
+    /// As many at once as there are cores, and two on one core, with `memory_max` bytes for all of them.
     pub(crate) fn new(memory_max: u64) -> Self {
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { grammars: Turns::new(threads.div_ceil(2)), ..Self::on(threads, memory_max) }
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Self { grammars: Turns::new(cores.div_ceil(2)), ..Self::on(cores.max(2), memory_max) }
     }
 
     fn on(threads: usize, memory_max: u64) -> Self {
         let all = Arc::new(Semaphore::new(threads));
         let turns = || Turns::of(threads, all.clone());
-        Self { short: turns(), long: turns(), grammars: turns(), memory: Memory::new(memory_max) }
+        let for_long = Arc::new(Semaphore::new(threads - 1));
+        Self { short: turns(), long: turns(), for_long, grammars: turns(), memory: Memory::new(memory_max) }
     }
 
     /// A thread, and memory. It waits for the memory first, so it does not hold a thread while it waits.
-    async fn turn(&self, tenant: TenantLabel, bytes: u64) -> (Share, Turn) {
-        let turns = if self.memory.is_long(bytes) { &self.long } else { &self.short };
-        let next = turns.next(tenant).await;
+    async fn turn(&self, tenant: TenantLabel, bytes: u64) -> (Share, Option<OwnedSemaphorePermit>, Turn) {
+        let is_long = self.memory.is_long(bytes);
+        let next = if is_long { &self.long } else { &self.short }.next(tenant).await;
+        let of_long = if is_long { self.for_long.clone().acquire_owned().await.ok() } else { None };
         let share = self.memory.share(bytes).await;
-        (share, next.turn().await)
+        (share, of_long, next.turn().await)
     }
 
     /// The tokens of all texts, and `slots` again; refuses a grammar that does not compile. If the request ends first, the
-    /// tokenizer keeps the slots until it is done, so cancelled requests do not admit more work of the same kind. Calls
-    /// without slots take turns as one tenant.
+    /// tokenizer keeps the slots until it is done, so cancelled requests do not admit more work of the same kind.
     pub(super) async fn run(
         &self,
         runtime: &dyn Runtime,
@@ -88,17 +93,20 @@ impl Tokenizing {
         deadline: Instant,
         mut slots: Vec<Slot>,
     ) -> Result<Tokenized, RequestError> {
-        let Work { mut prompt, grammar, bad_words, truncates } = work;
+        let Work { tenant, mut prompt, grammar, bad_words, truncates } = work;
         let Some(text) = &model.text else {
             let bad_words = bad_words.tokens(None)?;
             return Ok(Tokenized { prompts: without_text(&prompt, grammar.as_ref())?, bad_words, slots });
         };
-        let late =
-            || RequestError::new(ErrorKind::DeadlineExceeded, "the deadline passed before the prompt was tokenized");
+        let late_for = |what| {
+            let message = format!("the deadline passed before the {what}");
+            RequestError::new(ErrorKind::DeadlineExceeded, message)
+        };
+        let late = || late_for("prompt was tokenized");
         let failed = || RequestError::new(ErrorKind::Internal, "the tokenizer failed on this prompt");
         let bounds = PromptBounds { tokens_max: model.tokens_max, truncates, memory_max: self.memory.most() };
-        let tenant = slots.first().map_or_else(TenantLabel::default, Slot::tenant);
         if let Some(asked) = grammar {
+            let late = || late_for("grammar of the answer was checked");
             let turn = runtime.until(deadline, self.grammars.turn(tenant)).await.ok_or_else(late)?;
             let check = move || {
                 let _turn = turn;
@@ -218,6 +226,30 @@ mod tests {
         let long = [now(60 * MIB), now(60 * MIB)];
         assert!(long.iter().all(Option::is_some));
         assert_eq!(text_bytes(&Prompt::Segments(vec![Segment::Tokens(vec![1; 9])])), 0);
+        let chat = |content: String| Prompt::Chat {
+            messages: vec![Message::text(Role::User, content)],
+            tools: None,
+            template_kwargs: serde_json::Map::new(),
+            ending: Ending::Answer,
+        };
+        assert_eq!(text_bytes(&chat("hi".into())), CHAT_BYTES_MIN);
+        assert!(text_bytes(&chat("x".repeat(1 << 20))) >= 1 << 20);
+    }
+
+    /// Two long prompts that fit into the memory together would take seconds of all threads.
+    #[tokio::test]
+    async fn long_prompts_leave_a_thread_to_short_ones() {
+        for threads in [2, 3] {
+            let tokenizing = Tokenizing::on(threads, 384 * MIB);
+            let long = [A, B, A].map(|tenant| tokenizing.turn(tenant, 30 * MIB).now_or_never());
+            assert_eq!(long.iter().flatten().count(), threads - 1);
+            let short = tokenizing.turn(B, MIB).now_or_never();
+            assert!(short.is_some(), "{threads} threads");
+            drop(long);
+            let mut others: Vec<_> = (0..threads).map(|_| Box::pin(tokenizing.turn(B, 30 * MIB))).collect();
+            let running: Vec<_> = others.iter_mut().filter_map(|other| other.now_or_never()).collect();
+            assert_eq!(running.len(), threads - 1);
+        }
     }
 
     #[tokio::test]
@@ -271,7 +303,7 @@ mod tests {
         let (tokenizing, runtime) = (Tokenizing::new(384 * MIB), TokioRuntime::current());
         let deadline = Instant::now() + Duration::from_secs(60);
         let bad_words = BadWords::try_new(vec!["no".into()]).unwrap();
-        let work = Work { prompt: chat(), grammar: None, bad_words, truncates: false };
+        let work = Work { tenant: A, prompt: chat(), grammar: None, bad_words, truncates: false };
         let tokenized = tokenizing.run(&runtime, work, &model, deadline, Vec::new()).await.unwrap();
         assert_eq!((tokenized.prompts.len(), tokenized.prompts[0].len(), tokenized.slots.len()), (1, len, 0));
         assert_eq!(tokenized.bad_words.len(), 2, "with a space before it, and without");

@@ -35,7 +35,7 @@ pub(super) async fn count(state: State<HttpState>, caller: Extension<Caller>, ca
     answer(state.0, caller.0, call, async |state, received| {
         let Received { head, body, hold } = received;
         let ((prompt, Common { parameters, .. }), _hold) = parse(body, anthropic::parse_counted, hold).await?;
-        let (tokens, _) = state.core.tokens_of(&parameters, prompt, head.deadline).await?;
+        let (tokens, _) = state.core.tokens_of(&head.caller.tenant, &parameters, prompt, head.deadline).await?;
         whole::value(state.core.answers.hold(head.client), move || json!({"input_tokens": tokens.len()})).await
     })
     .await
@@ -61,14 +61,14 @@ async fn answer(
 
 /// Count, ids and, if asked for, texts of the tokens of a prompt or of messages.
 async fn tokens(state: &HttpState, received: Received) -> Result<Response, RequestError> {
-    let Received { head: Head { client, deadline, .. }, body, hold } = received;
+    let Received { head: Head { caller, client, deadline, .. }, body, hold } = received;
     let parse = |body: Vec<u8>, hold: &mut Hold| {
         let asked = request::kind(&body)?;
         let parser: Parser = if asked.is_chat { chat::parse } else { completions::parse };
         Ok((asked, parse_within(body, parser, hold)?))
     };
     let ((asked, (prompt, Common { parameters, .. })), hold) = read(body, parse, hold).await?;
-    let (tokens, model) = state.core.tokens_of(&parameters, prompt, deadline).await?;
+    let (tokens, model) = state.core.tokens_of(&caller.tenant, &parameters, prompt, deadline).await?;
     drop(hold);
     let mut room = state.core.answers.hold(client);
     room.grow(tokens.len() as u64 * TOKEN_COSTS).map_err(no_room)?;

@@ -165,10 +165,14 @@ impl Request {
 
     /// The tenant's label and weight, as sent to workers.
     pub(crate) fn share(&self) -> Share {
-        let label = blake3::derive_key(TENANT_LABEL, self.tenant.as_str().as_bytes());
-        let label = u64::from_le_bytes(*label.first_chunk().unwrap_or(&[0; 8]));
-        Share { tenant: TenantLabel(label), weight: self.weight }
+        Share { tenant: label_of(&self.tenant), weight: self.weight }
     }
+}
+
+/// What stands for a tenant where its name is no one's concern.
+pub(crate) fn label_of(tenant: &TenantId) -> TenantLabel {
+    let label = blake3::derive_key(TENANT_LABEL, tenant.as_str().as_bytes());
+    TenantLabel(u64::from_le_bytes(*label.first_chunk().unwrap_or(&[0; 8])))
 }
 
 impl Deref for Request {
