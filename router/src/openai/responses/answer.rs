@@ -216,11 +216,7 @@ impl ResponseForm {
             let end = text.floor_char_boundary(seen);
             reader.push(&text[read..end]);
             read = end;
-            if reader.is_reasoning() {
-                count += 1;
-            } else if count > 0 {
-                break;
-            }
+            count += u32::from(reader.is_reasoning());
         }
         count
     }
