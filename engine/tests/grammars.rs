@@ -193,6 +193,15 @@ fn min_tokens_counts_where_the_grammar_leaves_a_choice() {
         // The bias takes the end at once where it may; the grammar must end above 290.
         let last = answer[answer.len() - 2].0;
         assert!(rises(&answer) && end == Ok(FinishReason::Stop) && (answer.len() >= 85 || last >= 290), "{answer:?}");
+        // Where it is continued, its tokens so far count too.
+        asked.sampling.min_tokens = 60;
+        let (whole, _) = finish(&submit(&engine, asked.clone()));
+        assert!(whole.len() >= 60 && whole[whole.len() - 2].0 < 290, "it may end before it must: {whole:?}");
+        for at in [1, 30, 58] {
+            let mut continued = asked.clone();
+            continued.tokens.extend(whole[..at].iter().map(|(token, _)| token));
+            assert_eq!(finish(&submit(&engine, continued)).0, whole[at..], "from {at}, {on:?}");
+        }
         asked.sampling.min_tokens = 0;
         let (answer, _) = finish(&submit(&engine, asked));
         assert!((200..207).contains(&answer[answer.len() - 2].0), "{answer:?}");

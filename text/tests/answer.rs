@@ -66,6 +66,9 @@ fn hermes() {
     check(HERMES, "", &inside, &[call("get", &many(64))]);
     let inside = format!("<tool_call>{{\"name\": \"get\", \"arguments\": {}}}</tool_call>", many(65));
     check(HERMES, "", &inside, &[content(&inside)]);
+    // That is the limit of each call.
+    let one = format!("<tool_call>{{\"name\": \"get\", \"arguments\": {}}}</tool_call>", many(2));
+    check(HERMES, "", &one.repeat(33), &vec![call("get", &many(2)); 33]);
     check(HERMES, "", "a < b <tool", &[content("a < b <tool")]);
     check(HERMES, "", "\n\nplain \n", &[content("\n\nplain \n")]);
     check(HERMES, "", " \n", &[]);
@@ -182,6 +185,7 @@ fn harmony() {
     for no_call in [
         "<|channel|>commentary to=functions.other<|message|>{}",
         "<|channel|>commentary to=python<|message|>1 + 1",
+        "<|channel|>analysis to=python<|message|>1 + 1",
         "<|channel|>commentary to=functions.get<|message|>[1]",
         "<|channel|>commentary to=functions.get<|message|>{\"a\"",
         "No header at all",

@@ -153,6 +153,12 @@ fn the_last_message_is_continued_as_elsewhere() {
         named("smollm2").render(&request).map(|prompt| prompt.text().rsplit('\n').next().map(str::to_owned))
     };
     assert!(matches!(ask(None), Err(TextError::NotContinued(_))));
+    // A template that trims the text trims where it goes on.
+    let trims = template("{% for m in messages %}{{ m.content | trim }}{% endfor %}").unwrap();
+    let messages = [Message::text(Role::Assistant, "The answer is ")];
+    let now = SystemTime::UNIX_EPOCH;
+    let request = ChatRequest { messages: &messages, tools: None, ending: Ending::Continued, arguments: &nothing, now };
+    assert_eq!(trims.render(&request).unwrap().text(), "The answer is");
     let parts = Content::Parts(vec!["a".into(), "b ".into()]);
     assert_eq!(ask(Some(parts)).unwrap().as_deref(), Some("b "));
     // Characters that serve as marks elsewhere.

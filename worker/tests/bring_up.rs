@@ -1,5 +1,6 @@
 //! Model folders that no router could serve: the worker refuses them at start, and names the key.
 
+use baton_node::config::ByteSize;
 use baton_worker::bring_up::{self, Loaded};
 use baton_worker::settings::{DeviceKind, EngineSettings, ModelSettings};
 use baton_worker::{WorkerError, models};
@@ -46,6 +47,30 @@ fn tokenizer() -> Value {
         "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false},
         "model": {"type": "BPE", "vocab": vocab, "merges": ["a b"]},
     })
+}
+
+#[test]
+fn what_is_checked_is_what_is_loaded() {
+    let settings = |model: &str, kv_cache_bytes: u64, max_model_len| {
+        let model = ModelSettings { model: model.into(), max_model_len, ..ModelSettings::default() };
+        let kv_cache_bytes = ByteSize(kv_cache_bytes);
+        (model, EngineSettings { device: DeviceKind::Reference, kv_cache_bytes, ..EngineSettings::default() })
+    };
+    let large = "random:layers=64,hidden=256,heads=4,kv_heads=4,vocab=300";
+    for (model, bytes, context, part) in [
+        (large, 64 << 10, 0, "kv_cache_bytes"),
+        (large, 16 << 40, 0, "lower --kv-cache-bytes"),
+        (TINY, 1 << 20, 1_000_000, "lower --max-model-len"),
+        ("/no/such/model.gguf", 1 << 20, 0, "no such file"),
+    ] {
+        let (model, engine) = settings(model, bytes, context);
+        let checked = bring_up::check(&model, &engine, &|_, _| ()).unwrap_err();
+        let loaded = bring_up::load(&model, &engine, &|_, _| ()).map(drop).unwrap_err();
+        let [checked, loaded] = [checked, loaded].map(|error| format!("{:#}", anyhow::Error::from(error)));
+        assert!(checked == loaded && checked.contains(part), "{checked}\n{loaded}");
+    }
+    let (model, engine) = settings(TINY, 1 << 20, 0);
+    bring_up::check(&model, &engine, &|_, _| ()).unwrap();
 }
 
 #[test]

@@ -46,19 +46,26 @@ mod tests {
 
     #[test]
     fn a_tenant_waits_for_one_start_of_another() {
+        for priority in [0, 3] {
+            check_turns(priority);
+        }
+    }
+
+    /// Among starts of this priority.
+    fn check_turns(usual: i32) {
         let (mut starts, done) = (Starts::default(), Arc::new(Mutex::new(Vec::new())));
         let add = |starts: &mut Starts, priority, tenant, name: &'static str| {
             let (share, done) = (Share { tenant: TenantLabel(tenant), ..Share::default() }, done.clone());
             starts.add(priority, share, Box::new(move || done.lock().unwrap().push(name)))
         };
         for name in ["a1", "a2", "a3", "a4"] {
-            add(&mut starts, 0, 1, name);
+            add(&mut starts, usual, 1, name);
         }
         starts.next().unwrap()();
-        let [_, ended] = ["b1", "ended"].map(|name| add(&mut starts, 0, 2, name));
+        let [_, ended] = ["b1", "ended"].map(|name| add(&mut starts, usual, 2, name));
         starts.remove(ended);
-        add(&mut starts, 0, 2, "b2");
-        add(&mut starts, 1, 1, "urgent");
+        add(&mut starts, usual, 2, "b2");
+        add(&mut starts, usual + 1, 1, "urgent");
         while let Some(job) = starts.next() {
             job();
         }

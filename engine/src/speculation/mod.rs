@@ -297,4 +297,17 @@ mod tests {
         assert_eq!(probed, [10; 4]);
         assert!(!speculation.choose(&[Options::default()]).is_probe, "no draft model, no probe");
     }
+
+    #[test]
+    fn a_batch_that_fills_the_step_has_no_row_for_a_probe() {
+        let mut speculation = Speculation { rows_max: 4, ..speculation() };
+        let mut drafters: Vec<_> = (0..4).map(|_| speculation.drafter(100)).collect();
+        (0..100).for_each(|_| drafters.iter_mut().for_each(|drafter| speculation.drafted(drafter, 1, 0)));
+        let probes = |sequences: usize| {
+            let options: Vec<_> = drafters[..sequences].iter().map(options).collect();
+            let Choice { shares, is_probe } = speculation.choose(&options);
+            (is_probe, shares.iter().map(|share| share.count).sum::<usize>())
+        };
+        assert_eq!((probes(3), probes(4)), ((true, 1), (false, 0)));
+    }
 }

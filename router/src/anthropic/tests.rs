@@ -140,6 +140,7 @@ fn what_is_to_be_cached_is_a_wish_to_pin() {
         (json!({}), None),
         (json!({"system": text(json!({"type": "ephemeral"}))}), Some(5)),
         (json!({"system": text(control("5m")), "cache_control": control("1h")}), Some(60)),
+        (json!({"system": text(control("1h")), "cache_control": control("5m")}), Some(60)),
         (user(text(control("1h"))), Some(60)),
         (user(result(control("1h"))), Some(60)),
         (tool(control("5m")), Some(5)),

@@ -311,5 +311,10 @@ mod tests {
         drop(request);
         assert_eq!(value(&format!("vllm:num_requests_waiting{of}")), 0.0);
         assert_eq!(value(&success.replace("stop", "abort")), 1.0);
+        let request = metrics.request("m", start);
+        request.ended(&Usage::default(), Ok("cancelled"), at(1));
+        drop(request);
+        assert_eq!(value(&success.replace("stop", "abort")), 2.0);
+        assert!(!shown().contains("cancelled"), "it is no reason of vLLM's");
     }
 }

@@ -81,6 +81,9 @@ fn check_only_says_what_a_worker_would_refuse() -> anyhow::Result<()> {
             let why = String::from_utf8(refused.stderr)?;
             ensure!(!refused.status.success() && why.contains(says), "{program} {flag}: {why}");
         }
+        // Decode workers alone have a draft model.
+        let draft = of("--draft-model=random:layers=1,vocab=301")?;
+        ensure!(draft.status.success() == (program == "baton-prefill-worker"), "{program}: {draft:?}");
         // Who started it is told once.
         let told = run(program, &["--check-only", "--announce", "--model=/no/such/model.gguf"], &[])?;
         let (said, why) = (String::from_utf8(told.stdout)?, String::from_utf8(told.stderr)?);

@@ -81,7 +81,7 @@ fn what_cannot_start_says_why_and_starts_nothing() -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     std::fs::write(folder.path().join("config.json"), r#"{"architectures": ["FalconForCausalLM"]}"#)?;
     let unsupported = format!("--model={}", folder.path().display());
-    let cases: [Case<'_>; 14] = [
+    let cases: [Case<'_>; 15] = [
         (&[&grpc, "--http-port=0"], &[], &["is taken", "--grpc-port"]),
         (&["--grpc-port=0", &http], &[], &["is taken", "--http-port"]),
         (&["--grpc-port=7777", "--http-port=7777"], &[], &["both 7777"]),
@@ -93,6 +93,7 @@ fn what_cannot_start_says_why_and_starts_nothing() -> anyhow::Result<()> {
         (&[RANDOM], &[("BATON_LIMITZ__RUNNING_MAX", "1")], &["BATON_LIMITZ__RUNNING_MAX"]),
         (&[RANDOM, "--kv-cache-bytes=lots"], &[], &["lots"]),
         (&[RANDOM, "--kv-cache-bytes=15TiB"], &[], &["lower --kv-cache-bytes"]),
+        (&[RANDOM, "--draft-model=random:layers=1,vocab=301"], &[], &["has other tokens than the model"]),
         (&[RANDOM, "--max-model-len=1000000"], &[], &["lower --max-model-len"]),
         (&["--membership=etcd", "--etcd=http://127.0.0.1:1"], &[], &["cannot ask etcd", "say where it is with --etcd"]),
         (&["--membership=etcd", "--etcd-prefix=ours"], &[], &["--etcd-prefix", "ends in /"]),

@@ -225,6 +225,7 @@ mod tests {
             ("{{ {'k': {'n': '}}'}} }}x", "{{ {'Q(k)': {'Q(n)': 'Q(}})'}} }}P(x)"),
             ("{# don't #}{%- if x == 'it\\'s' %}{y", "{# don't #}{%- if x == 'Q(it\\'s)' %}P({y)"),
             ("{% raw %}{{ 'x' }}{%- endraw %}z", "{% raw %}P({{ 'x' }}){%- endraw %}P(z)"),
+            ("{% raw -%}{{ 'x' }}{% endraw %}z", "{% raw -%}P({{ 'x' }}){% endraw %}P(z)"),
             ("{%- generation -%}a{% endgeneration %}", "{%- if true -%}P(a){% endif %}"),
         ];
         for (template, expected) in cases {

@@ -421,6 +421,15 @@ mod tests {
     }
 
     #[test]
+    fn the_odd_place_is_for_who_comes_first() {
+        for (places, own) in [(1, 1), (3, 2), (5, 3)] {
+            let mut slots = Slots::new(1, 100, places);
+            let entered = (1..=8).map_while(|adapter| slots.enter(digest(adapter), tenant(1), 10)).count();
+            assert_eq!(entered, own, "of {places}");
+        }
+    }
+
+    #[test]
     fn a_tenant_that_wants_many_adapters_comes_after_one_that_wants_its_first() {
         let mut world = World::new(2);
         assert_eq!((world.uses(1), world.uses(2)), (Some(0), Some(1)));

@@ -27,7 +27,7 @@ const HUB: &str = "https://huggingface.co";
 pub type Progress<'a> = &'a (dyn Fn(&str, f32) + Sync);
 
 /// Opens the model that the settings name. A hub model is downloaded first if it is not in the cache; the default model must have been
-/// downloaded (see [`fetch_default`]). Blocks until downloads are done.
+/// downloaded (`--fetch-only`, `--check-only`). Blocks until downloads are done.
 pub fn open(settings: &ModelSettings, progress: Progress<'_>) -> Result<Arc<dyn ModelSource>, ModelsError> {
     Ok(match ModelSpec::parse(&settings.model)? {
         ModelSpec::Random(spec) => Arc::new(RandomModel::parse(&spec)?),

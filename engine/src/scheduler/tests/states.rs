@@ -52,6 +52,16 @@ fn parts_end_behind_whole_blocks() {
             b:32+16*
         "#]],
     );
+    // So is that of a prompt whose rest would fit.
+    let mut w = world(8, 1);
+    prompt(&mut w, b"xy", 0);
+    w.check(
+        2,
+        expect![[r#"
+            start a a:0+16
+            a:16+16*
+        "#]],
+    );
 }
 
 #[test]

@@ -237,6 +237,16 @@ mod tests {
         assert_eq!(whole.raw_output_contents[1][..], *b"\x06\0\0\0length\x06\0\0\0length");
         assert_eq!(whole.raw_output_contents[2][..], *b"\x03\0\0\0\x03\0\0\0");
         assert!(!whole.parameters.contains_key(FINAL));
+        // Of each prompt, all samples behind one another.
+        let echoed = vec!["p".to_owned(), "qq".to_owned()];
+        let mut several = responses(Shape { echoed, text: true, ..Shape::default() }, 2, 2);
+        let samples = ["a", "b", "c", "d"].iter().zip(0..).map(|(text, at)| (delta(at, text), finished(at, None)));
+        let hold = baton_node::intake::Intake::new(1, 1);
+        let hold = hold.hold(baton_node::intake::Client::at(std::net::Ipv4Addr::LOCALHOST.into()));
+        let whole_of_several =
+            several.whole(&Gathered { samples: samples.collect(), total: Total::default(), hold, written: 0 });
+        let texts = &whole_of_several.raw_output_contents[0][..];
+        assert_eq!(texts, *b"\x02\0\0\0pa\x02\0\0\0pb\x03\0\0\0qqc\x03\0\0\0qqd");
         let kept: usize = whole.raw_output_contents.iter().map(|raw| raw.len()).sum();
         assert!(to.bytes_before() + Responses::bytes_of(&delta(0, "a")) >= 2 * kept as u64);
     }
