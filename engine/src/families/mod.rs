@@ -6,6 +6,7 @@
 
 mod deepseek;
 mod delta;
+mod ernie4_5;
 mod family;
 mod gemma2;
 mod gemma3;

@@ -2,14 +2,15 @@
 
 use super::family::{ConfigFamily, Family, GgufFamily};
 use super::{
-    deepseek, gemma2, gemma3, gpt_oss, granite, llama, mistral, mixtral, olmo2, phi3, qwen2, qwen3, qwen3_5, qwen3_moe,
-    smollm3,
+    deepseek, ernie4_5, gemma2, gemma3, gpt_oss, granite, llama, mistral, mixtral, olmo2, phi3, qwen2, qwen3, qwen3_5,
+    qwen3_moe, smollm3,
 };
 
 /// Every supported family.
 const FAMILIES: &[&Family] = &[
     &deepseek::V2,
     &deepseek::V3,
+    &ernie4_5::FAMILY,
     &gemma2::FAMILY,
     &gemma3::FAMILY,
     &gpt_oss::FAMILY,

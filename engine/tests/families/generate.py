@@ -665,6 +665,19 @@ def granite():
     write_gguf("granite", record("granite", transformers.GraniteForCausalLM(config), 7))
 
 
+def ernie4_5():
+    config = transformers.Ernie4_5Config(
+        **COMMON,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        head_dim=8,
+        pad_token_id=0,
+        tie_word_embeddings=True,
+        use_bias=False,
+    )
+    write_gguf("ernie4_5", record("ernie4_5", transformers.Ernie4_5ForCausalLM(config), 22))
+
+
 def olmo2():
     config = transformers.Olmo2Config(
         **COMMON, intermediate_size=48, num_hidden_layers=2, pad_token_id=0, tie_word_embeddings=False
@@ -704,6 +717,7 @@ def gemma3():
 deepseek_v2()
 deepseek_v2_groups()
 deepseek_v3()
+ernie4_5()
 gemma2()
 gemma3()
 gpt_oss()

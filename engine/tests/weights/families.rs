@@ -128,9 +128,19 @@ fn qwen3_has_norms_of_heads_and_heads_of_any_size() {
 
 #[test]
 fn gguf_files_are_the_same_models() {
-    for family in
-        ["gemma2", "gemma3", "granite", "mixtral", "olmo2", "phi3", "phi4_long", "phi4_mini", "qwen3", "qwen3_moe"]
-    {
+    for family in [
+        "ernie4_5",
+        "gemma2",
+        "gemma3",
+        "granite",
+        "mixtral",
+        "olmo2",
+        "phi3",
+        "phi4_long",
+        "phi4_mini",
+        "qwen3",
+        "qwen3_moe",
+    ] {
         let gguf = GgufModel::open(&fixture(&format!("{family}.gguf")), None).unwrap();
         let folder = Folder::of(&fixture(family)).open().unwrap();
         assert_eq!(gguf.spec(), folder.spec(), "{family}");

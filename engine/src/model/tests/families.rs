@@ -14,6 +14,7 @@ const FAMILIES: &[&str] = &[
     "deepseek_v2",
     "deepseek_v2_groups",
     "deepseek_v3",
+    "ernie4_5",
     "gemma2",
     "gemma3",
     "gpt_oss",
@@ -37,7 +38,7 @@ const FAMILIES: &[&str] = &[
 ];
 
 /// Of these the GGUF file is compared too, since it says something in another way: other scaling, or matrices that are one.
-const GGUF: &[&str] = &["llama3", "phi3", "phi4_long", "phi4_mini"];
+const GGUF: &[&str] = &["ernie4_5", "llama3", "phi3", "phi4_long", "phi4_mini"];
 
 /// Folders of quantized models, whose logits are those of the dequantized weights (`tests/families/quantized.py`).
 const QUANTIZED: &[&str] = &["awq", "compressed_fp8", "fp8_block", "fp8_tensor", "gptq", "gptq_order"];
