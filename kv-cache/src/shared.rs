@@ -145,8 +145,8 @@ impl SharedPool {
     }
 
     /// Moves the idle end of a prefix to the front of the eviction queue: it is not expected to be used again soon.
-    pub fn chill(&self, hashes: &[PrefixHash]) {
-        self.lock().chill(hashes);
+    pub fn demote(&self, hashes: &[PrefixHash]) {
+        self.lock().demote(hashes);
     }
 
     /// Evicts expired blocks, and ends expired pins. Call it periodically.

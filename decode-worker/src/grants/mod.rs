@@ -256,11 +256,6 @@ impl<S: Wanted, R: Reply> Grants<S, R> {
         !self.claims.has_streams() && self.waiting.is_empty() && self.arriving.is_empty()
     }
 
-    /// Whether any offer waits.
-    pub fn has_waiting(&self) -> bool {
-        !self.waiting.is_empty()
-    }
-
     /// Tokens claimed and not yet adopted.
     pub fn claimed_tokens(&self) -> u64 {
         self.claims.tokens()

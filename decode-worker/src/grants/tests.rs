@@ -306,7 +306,7 @@ fn the_end_of_a_claim_takes_its_offer_along() {
     assert_eq!((world.grants.claimed(), world.grants.claimed_tokens()), (1, 16));
     world.room.free = 16;
     assert_eq!(world.decides(), (vec!["stays".to_owned()], None, None));
-    assert!(!world.grants.has_waiting() && !world.grants.is_empty(), "its KV is on its way");
+    assert!(!world.grants.is_waiting(&id("stays")) && !world.grants.is_empty(), "its KV is on its way");
     world.grants.end(&id("stays"), &mut world.room);
     assert!(world.grants.is_empty());
 }

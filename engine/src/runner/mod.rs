@@ -383,7 +383,7 @@ impl<M: StepModel> Runner<M> {
             observer.ended(lease);
         }
         if let Some(hashes) = cold {
-            self.shared.pool.chill(&hashes);
+            self.shared.pool.demote(&hashes);
         }
     }
 

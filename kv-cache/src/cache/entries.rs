@@ -1,4 +1,4 @@
-//! The entries of a cache, and the queues of idle ones: an arena with links, so that the queues take constant time, and an index by the time
+//! The entries of a cache, and the lists of idle ones: an arena with links, so that the lists take constant time, and an index by the time
 //! of expiry, which takes logarithmic time.
 
 use super::Pin;
@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct EntryId(u32);
 
-/// The queue of an idle entry.
+/// The list of an idle entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Line {
+pub(crate) enum IdleList {
     /// May be evicted, from the front.
     Evictable,
     /// Pinned: stays until the pin ends.
@@ -29,26 +29,26 @@ pub(crate) struct Entry {
     pub(crate) children: u32,
     pub(crate) ttl: Duration,
     pub(crate) pinned: Option<Pin>,
-    /// The queue, and when the last lease dropped the block; `None` while a lease holds it.
-    idle: Option<(Line, Instant)>,
+    /// The list, and when the last lease dropped the block; `None` while a lease holds it.
+    idle: Option<(IdleList, Instant)>,
     before: Option<EntryId>,
     behind: Option<EntryId>,
 }
 
 impl Entry {
-    pub(crate) fn line(&self) -> Option<Line> {
-        self.idle.map(|(line, _)| line)
+    pub(crate) fn idle_list(&self) -> Option<IdleList> {
+        self.idle.map(|(list, _)| list)
     }
 
     /// When the entry expires, unless it is used before; `None` if it is in use or pinned, or never expires.
-    fn over_at(&self) -> Option<Instant> {
-        let evictable = self.idle.filter(|(line, _)| *line == Line::Evictable);
+    fn expires_at(&self) -> Option<Instant> {
+        let evictable = self.idle.filter(|(list, _)| *list == IdleList::Evictable);
         evictable.and_then(|(_, since)| since.checked_add(self.ttl))
     }
 
     /// Whether the entry may be evicted and has been idle for its whole retention time.
-    pub(crate) fn is_over(&self, now: Instant) -> bool {
-        self.over_at().is_some_and(|at| at <= now)
+    pub(crate) fn has_expired(&self, now: Instant) -> bool {
+        self.expires_at().is_some_and(|at| at <= now)
     }
 }
 
@@ -69,7 +69,7 @@ pub(crate) struct Entries {
     vacant: Vec<EntryId>,
     evictable: Ends,
     pinned: Ends,
-    /// Evictable entries by when they expire. Their queue is in another order: retention times differ, and cold ones go in front.
+    /// Evictable entries by when they expire. Their list is in another order: retention times differ, and cold ones go in front.
     due: BTreeSet<(Instant, EntryId)>,
 }
 
@@ -114,7 +114,7 @@ impl Entries {
     /// Removes an entry. It must be idle, and no cached block may continue it.
     pub(crate) fn remove(&mut self, id: EntryId) {
         assert!(self.of(id).children == 0, "the cache gives up leaves first");
-        self.leave_line(id);
+        self.leave_list(id);
         if let Some(parent) = self.of(id).parent {
             self.of_mut(parent).children -= 1;
         }
@@ -139,89 +139,89 @@ impl Entries {
         &mut self.blocks[id.0 as usize * self.groups + group]
     }
 
-    /// Number of entries in a queue.
-    pub(crate) fn waiting(&self, line: Line) -> usize {
-        self.ends_of(line).len
+    /// Number of entries in a list.
+    pub(crate) fn len_of(&self, list: IdleList) -> usize {
+        self.ends_of(list).len
     }
 
-    /// The first entry of a queue.
-    pub(crate) fn first(&self, line: Line) -> Option<EntryId> {
-        self.ends_of(line).first
+    /// The first entry of a list.
+    pub(crate) fn first(&self, list: IdleList) -> Option<EntryId> {
+        self.ends_of(list).first
     }
 
-    /// The entries of a queue in order.
-    pub(crate) fn in_line(&self, line: Line) -> Vec<EntryId> {
-        std::iter::successors(self.first(line), |id| self.of(*id).behind).collect()
+    /// The entries of a list in order.
+    pub(crate) fn in_list(&self, list: IdleList) -> Vec<EntryId> {
+        std::iter::successors(self.first(list), |id| self.of(*id).behind).collect()
     }
 
     /// Expired evictable entries, in order of their expiry. Looks at no others.
-    pub(crate) fn over(&self, now: Instant) -> Vec<EntryId> {
+    pub(crate) fn expired(&self, now: Instant) -> Vec<EntryId> {
         self.due.range(..=(now, EntryId(u32::MAX))).map(|(_, id)| *id).collect()
     }
 
-    /// The last lease dropped it: appends it to its queue.
+    /// The last lease dropped it: appends it to its list.
     pub(crate) fn wait(&mut self, id: EntryId, now: Instant) {
         let is_pinned = self.of(id).pinned.is_some() && !seeded!(EvictedPin);
-        let line = if is_pinned { Line::Pinned } else { Line::Evictable };
-        self.leave_line(id);
-        let last = self.ends(line).last;
-        self.link(id, line, now, last, None);
+        let list = if is_pinned { IdleList::Pinned } else { IdleList::Evictable };
+        self.leave_list(id);
+        let last = self.ends(list).last;
+        self.link(id, list, now, last, None);
     }
 
-    /// Moves an evictable entry to the front of the queue.
+    /// Moves an evictable entry to the front of the list.
     pub(crate) fn wait_in_front(&mut self, id: EntryId) {
-        let Some((Line::Evictable, since)) = self.of(id).idle else { return };
-        self.leave_line(id);
-        let first = self.first(Line::Evictable);
-        self.link(id, Line::Evictable, since, None, first);
+        let Some((IdleList::Evictable, since)) = self.of(id).idle else { return };
+        self.leave_list(id);
+        let first = self.first(IdleList::Evictable);
+        self.link(id, IdleList::Evictable, since, None, first);
     }
 
-    /// Removes it from its queue: a lease holds it, or it is removed.
-    pub(crate) fn leave_line(&mut self, id: EntryId) {
-        if let Some(at) = self.of(id).over_at() {
+    /// Removes it from its list: a lease holds it, or it is removed.
+    pub(crate) fn leave_list(&mut self, id: EntryId) {
+        if let Some(at) = self.of(id).expires_at() {
             self.due.remove(&(at, id));
         }
         let entry = self.of_mut(id);
-        let Some((line, _)) = entry.idle.take() else { return };
+        let Some((list, _)) = entry.idle.take() else { return };
         let (before, behind) = (entry.before.take(), entry.behind.take());
         match before {
             Some(before) => self.of_mut(before).behind = behind,
-            None => self.ends(line).first = behind,
+            None => self.ends(list).first = behind,
         }
         match behind {
             Some(behind) => self.of_mut(behind).before = before,
-            None => self.ends(line).last = before,
+            None => self.ends(list).last = before,
         }
-        self.ends(line).len -= 1;
+        self.ends(list).len -= 1;
     }
 
-    fn link(&mut self, id: EntryId, line: Line, since: Instant, before: Option<EntryId>, behind: Option<EntryId>) {
+    fn link(&mut self, id: EntryId, list: IdleList, since: Instant, before: Option<EntryId>, behind: Option<EntryId>) {
         let entry = self.of_mut(id);
-        (entry.idle, entry.before, entry.behind) = (Some((line, since)), before, behind);
-        let over_at = entry.over_at();
-        self.due.extend(over_at.map(|at| (at, id)));
+        (entry.idle, entry.before, entry.behind) = (Some((list, since)), before, behind);
+        let expires_at = entry.expires_at();
+        self.due.extend(expires_at.map(|at| (at, id)));
         match before {
             Some(before) => self.of_mut(before).behind = Some(id),
-            None => self.ends(line).first = Some(id),
+            None => self.ends(list).first = Some(id),
         }
         match behind {
             Some(behind) => self.of_mut(behind).before = Some(id),
-            None => self.ends(line).last = Some(id),
+            None => self.ends(list).last = Some(id),
         }
-        self.ends(line).len += 1;
+        self.ends(list).len += 1;
     }
 
-    fn ends_of(&self, line: Line) -> &Ends {
-        match line {
-            Line::Evictable => &self.evictable,
-            Line::Pinned => &self.pinned,
+    fn ends_of(&self, list: IdleList) -> &Ends {
+        match list {
+            IdleList::Evictable => &self.evictable,
+            IdleList::Pinned => &self.pinned,
         }
     }
 
-    fn ends(&mut self, line: Line) -> &mut Ends {
-        match line {
-            Line::Evictable => &mut self.evictable,
-            Line::Pinned => &mut self.pinned,
+    fn ends(&mut self, list: IdleList) -> &mut Ends {
+        match list {
+            IdleList::Evictable => &mut self.evictable,
+            IdleList::Pinned => &mut self.pinned,
         }
     }
 }

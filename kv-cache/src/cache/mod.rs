@@ -12,8 +12,8 @@
 //! those of the main groups at the same index.
 //!
 //! Where main groups keep all positions, a lease that holds a cached block holds all blocks before it. So after an idle block there are only
-//! idle blocks: queues are filled from the deepest block up, and their order alone evicts leaves first. Where the main group has a window,
-//! entries stand alone: a hit needs only those within the window before its end. A block that a lease holds is never in a queue.
+//! idle blocks: lists of idle ones are filled from the deepest block up, and their order alone evicts leaves first. Where the main group has
+//! a window, entries stand alone: a hit needs only those within the window before its end. A block that a lease holds is never in a list.
 
 mod changes;
 mod entries;
@@ -25,7 +25,7 @@ use baton_types::{BlockId, GroupKind, seeded};
 pub(crate) use changes::Changes;
 pub use changes::{Change, ChangeCursor};
 pub(crate) use entries::EntryId;
-use entries::{Entries, Line};
+use entries::{Entries, IdleList};
 pub(crate) use find::Hit;
 use sides::Sides;
 use std::collections::HashMap;
@@ -195,13 +195,13 @@ impl PrefixCache {
 
     /// Number of blocks of a group that may be evicted.
     pub(crate) fn evictable_of(&self, group: usize) -> usize {
-        if self.is_main(group) { self.entries.waiting(Line::Evictable) } else { self.sides.evictable(group) }
+        if self.is_main(group) { self.entries.len_of(IdleList::Evictable) } else { self.sides.evictable(group) }
     }
 
     /// Whether the entry's block of a group may be evicted.
     pub(crate) fn is_evictable(&self, group: usize, id: EntryId) -> bool {
         if self.is_main(group) {
-            return self.entries.of(id).line() == Some(Line::Evictable);
+            return self.entries.of(id).idle_list() == Some(IdleList::Evictable);
         }
         self.sides.is_evictable(group, id)
     }
@@ -219,7 +219,7 @@ impl PrefixCache {
     /// A lease holds the entry's block of a group from now on.
     pub(crate) fn hold(&mut self, group: usize, id: EntryId) {
         if self.is_main(group) {
-            self.entries.leave_line(id);
+            self.entries.leave_list(id);
         } else {
             self.sides.leave(group, id);
         }
@@ -327,14 +327,14 @@ impl PrefixCache {
             }
         }
         self.sides.unpin(id);
-        if self.entries.of(id).line().is_some() {
+        if self.entries.of(id).idle_list().is_some() {
             self.wait(id);
         }
     }
 
     /// Ends the pins of idle blocks; returns whether there were any. An entry whose main blocks are in use keeps its pin for these.
     pub(crate) fn waive_pins(&mut self) -> bool {
-        let pinned = self.entries.in_line(Line::Pinned);
+        let pinned = self.entries.in_list(IdleList::Pinned);
         pinned.iter().for_each(|id| self.unpin(*id));
         let of_used = self.sides.pinned();
         of_used.iter().for_each(|id| self.sides.unpin(*id));
@@ -343,7 +343,7 @@ impl PrefixCache {
 
     /// The entry to evict next.
     pub(crate) fn oldest(&self) -> Option<EntryId> {
-        self.entries.first(Line::Evictable)
+        self.entries.first(IdleList::Evictable)
     }
 
     /// The entry whose block of a side group is to be evicted next.
@@ -376,7 +376,7 @@ impl PrefixCache {
             let needs = self.shape.groups[group].kind.first_for(self.shape.block_tokens, self.shape.block_tokens) == 0;
             needs && self.entries.blocks(id)[group].is_none()
         };
-        let is_end = self.is_tree && entry.children == 0 && entry.line() == Some(Line::Evictable);
+        let is_end = self.is_tree && entry.children == 0 && entry.idle_list() == Some(IdleList::Evictable);
         (is_end && self.sides.groups().any(lacks)).then_some(id)
     }
 
@@ -402,9 +402,9 @@ impl PrefixCache {
     pub(crate) fn expire(&mut self, now: Instant) -> Vec<Vec<Option<BlockId>>> {
         let now = self.at(now);
         if self.counts.pinned > 0 {
-            // Idle ones in queue order, so that leaves stay in front.
+            // Idle ones in the order of their list, so that leaves stay in front.
             let (idle, all) =
-                (self.entries.in_line(Line::Pinned), self.entry_of[self.first_main()].iter().flatten().copied());
+                (self.entries.in_list(IdleList::Pinned), self.entry_of[self.first_main()].iter().flatten().copied());
             let pinned: Vec<EntryId> = idle.into_iter().chain(all).collect();
             for id in pinned {
                 if self.entries.of(id).pinned.is_some_and(|pinned| pinned.until <= now) {
@@ -412,13 +412,13 @@ impl PrefixCache {
                 }
             }
         }
-        let mut over = self.entries.over(now);
-        let mut rows = Vec::with_capacity(over.len());
-        while let Some(id) = over.pop() {
+        let mut expired = self.entries.expired(now);
+        let mut rows = Vec::with_capacity(expired.len());
+        while let Some(id) = expired.pop() {
             // Leaves first: they were kept at most as long. A pinned leaf keeps what it continues.
             let entry = self.entries.of(id);
-            if entry.children == 0 && entry.is_over(now) {
-                over.extend(entry.parent);
+            if entry.children == 0 && entry.has_expired(now) {
+                expired.extend(entry.parent);
                 self.counts.expired += 1;
                 rows.push(self.remove(id));
             }
@@ -426,15 +426,15 @@ impl PrefixCache {
         rows
     }
 
-    /// Moves the idle end of a prefix to the front of the queue: no continuation is expected.
-    pub(crate) fn chill(&mut self, hashes: &[PrefixHash]) {
+    /// Moves the idle end of a prefix to the front of the idle list: no continuation is expected.
+    pub(crate) fn demote(&mut self, hashes: &[PrefixHash]) {
         let chain = self.find(hashes, usize::MAX, None).entries;
         let mut next = 0;
         let cold = chain.iter().rev().take_while(|id| {
             let entry = self.entries.of(**id);
             let is_end = entry.children == next || !self.is_tree;
             next = 1;
-            is_end && entry.line() == Some(Line::Evictable)
+            is_end && entry.idle_list() == Some(IdleList::Evictable)
         });
         let cold: Vec<EntryId> = cold.copied().collect();
         for id in cold.into_iter().rev() {
@@ -444,7 +444,7 @@ impl PrefixCache {
     }
 
     pub(crate) fn counts(&self) -> CacheCounts {
-        CacheCounts { blocks: self.entries.len(), evictable: self.entries.waiting(Line::Evictable), ..self.counts }
+        CacheCounts { blocks: self.entries.len(), evictable: self.entries.len_of(IdleList::Evictable), ..self.counts }
     }
 
     pub(crate) fn changes(&self) -> &Changes {

@@ -332,9 +332,9 @@ impl CachedPool {
         groups.map(|group| std::iter::from_fn(|| self.evict_of(group)).count()).sum::<usize>() > 0
     }
 
-    pub(crate) fn chill(&mut self, hashes: &[PrefixHash]) {
+    pub(crate) fn demote(&mut self, hashes: &[PrefixHash]) {
         if let Some(cache) = &mut self.cache {
-            cache.chill(hashes);
+            cache.demote(hashes);
         }
     }
 

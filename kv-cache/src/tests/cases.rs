@@ -144,7 +144,7 @@ fn each_block_expires_at_its_own_time_whatever_is_before_it_in_the_queue() {
         let mut lease = reserve(&pool, &hashes(symbols), 2, now).unwrap();
         lease.store(&hashes(symbols), 32, Keep::idle(ttl), now);
     }
-    pool.chill(&hashes(b"ef"));
+    pool.demote(&hashes(b"ef"));
     let left = || [b"ab", b"cd", b"ef", b"gh"].map(|symbols| cached(&pool, symbols));
     for (times, expected) in [(0, [2, 2, 2, 2]), (1, [2, 0, 2, 2]), (2, [2, 0, 2, 0]), (3, [2, 0, 0, 0]), (4, [0; 4])] {
         pool.expire(now + times * TTL);
@@ -201,7 +201,7 @@ fn what_is_cold_goes_first_up_to_where_others_join() {
     let (pool, now) = (pool(1, 6, 16), Instant::now());
     cache(&pool, b"abc", now);
     cache(&pool, b"abxy", now);
-    pool.chill(&hashes(b"abxy"));
+    pool.demote(&hashes(b"abxy"));
     drop(pool.try_lease(&[2]).unwrap());
     assert_eq!((cached(&pool, b"abxy"), cached(&pool, b"abc")), (3, 3));
     drop(pool.try_lease(&[3]).unwrap());

@@ -116,7 +116,7 @@ fn step(model: &mut Model, random: &mut StdRng, stride: usize) {
         }
         92..95 if model.is_tree => {
             let hashes = prompt(random, stride);
-            model.chill(&hashes);
+            model.demote(&hashes);
         }
         95..98 => {
             model.now += TTL.mul_f64(random.random_range(0.0..0.7));

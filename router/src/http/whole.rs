@@ -44,8 +44,7 @@ pub(super) async fn value(
         hold.set(hold.bytes().max(2 * length)).map_err(no_room)?;
         let json = serialize::write(&answer, length)?;
         drop(answer);
-        hold.set(json.capacity() as u64).map_err(no_room)?;
-        Ok(Bytes::from_owner(HeldBody { json, _hold: hold }))
+        held(json, hold)
     });
     Ok(json(body.await?))
 }
@@ -65,6 +64,11 @@ fn write(form: &impl Form, whole: Gathered) -> Result<Bytes, RequestError> {
     let json = serialize::write(&answer, length)?;
     drop(answer);
     drop(samples);
+    held(json, hold)
+}
+
+/// The body of a written answer, when all that it was made of is gone.
+fn held(json: Vec<u8>, mut hold: Hold) -> Result<Bytes, RequestError> {
     hold.set(json.capacity() as u64).map_err(no_room)?;
     Ok(Bytes::from_owner(HeldBody { json, _hold: hold }))
 }

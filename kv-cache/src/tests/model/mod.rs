@@ -434,8 +434,8 @@ impl Model {
         }
     }
 
-    pub(super) fn chill(&mut self, hashes: &[PrefixHash]) {
-        self.pool.chill(hashes);
+    pub(super) fn demote(&mut self, hashes: &[PrefixHash]) {
+        self.pool.demote(hashes);
         if self.has_sides {
             return; // Their order is not followed.
         }
