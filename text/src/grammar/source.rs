@@ -99,6 +99,11 @@ impl Work {
     fn add(&mut self, schema: &Value) -> Result<(), TextError> {
         let mut count = Count::default();
         count.value("", schema)?;
+        self.take(&count)
+    }
+
+    /// The same, of a schema that is counted.
+    fn take(&mut self, count: &Count) -> Result<(), TextError> {
         self.pattern_bytes += count.pattern_bytes;
         self.multiples = self.multiples.saturating_add(count.multiples.states());
         let refuse = |what: String| Err(TextError::Grammar(what));
@@ -135,8 +140,9 @@ fn schema(text: &str) -> Result<Value, TextError> {
     count.object(&schema)?;
     if is_lenient && count.multiples.states() > multiples::STATES_MAX {
         multiples::leave_out(&mut schema);
+        count.multiples = Multiples::default();
     }
-    Work::default().add(&Value::Object(schema.clone()))?;
+    Work::default().take(&count)?;
     bounds::check(&mut schema, is_lenient)?;
     let options = schema.entry(OPTIONS).or_insert_with(|| json!({}));
     let options = options.as_object_mut().ok_or_else(|| refused(format!("{OPTIONS} must be an object")))?;
