@@ -291,7 +291,7 @@ pub(crate) fn claim(
     slot: Slot,
 ) -> (Claim<ClaimStream>, oneshot::Receiver<Adopted>) {
     let (adopted, arrives) = oneshot::channel();
-    let (tokens, share, deadline) = (sequence.tokens.len() as u32, sequence.share, sequence.deadline);
+    let (tokens, share) = (sequence.tokens.len() as u32, sequence.share);
     let stream = ClaimStream { sequence, sink, slot, adopted };
-    (Claim { source, tokens, share, deadline, offered: false, stream }, arrives)
+    (Claim { source, tokens, share, offered: false, stream }, arrives)
 }

@@ -6,22 +6,13 @@ use crate::{bring_up, draft_model};
 use anyhow::{Context, bail};
 use baton_node::Shutdown;
 use baton_node::announce::{Announcement, Announcer};
-use baton_types::Role;
 
 /// Checks the configuration of a worker against its models and this machine. Models that are missing are downloaded. If there is someone
 /// to announce it to, a refusal is announced in place of an error, so that it is told once.
 ///
 /// # Errors
 /// If this worker could not serve its model, or if `shutdown` comes first.
-pub(crate) async fn check_only(
-    mut config: WorkerConfig,
-    role: Role,
-    announcer: Announcer,
-    shutdown: &Shutdown,
-) -> anyhow::Result<()> {
-    if role != Role::Decode {
-        config.engine.speculation.draft_model.clear();
-    }
+pub(crate) async fn check_only(config: WorkerConfig, announcer: Announcer, shutdown: &Shutdown) -> anyhow::Result<()> {
     let model = config.model.model.clone();
     let check = tokio::task::spawn_blocking(move || {
         let (model, engine) = (&config.model, &config.engine);

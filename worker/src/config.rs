@@ -11,7 +11,7 @@ use baton_node::grpc::GrpcConfig;
 use baton_node::identity::IdentityConfig;
 use baton_node::membership::embedded::JoinConfig;
 use baton_node::telemetry::TelemetryConfig;
-use baton_types::{Dtype, InstanceId};
+use baton_types::{Dtype, InstanceId, Role};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -40,6 +40,17 @@ pub struct WorkerConfig {
     pub engine: EngineSettings,
     /// How KV moves between workers.
     pub transfer: TransferSettings,
+}
+
+impl WorkerConfig {
+    /// What a worker of this role uses of it. A prefill worker samples one token of a sequence, so it has no draft model.
+    #[must_use]
+    pub(crate) fn of_role(mut self, role: Role) -> Self {
+        if role == Role::Prefill {
+            self.engine.speculation.draft_model.clear();
+        }
+        self
+    }
 }
 
 /// Name and place of an instance.

@@ -9,7 +9,6 @@ use crate::role::WorkerRole;
 use baton_node::announce::Announcer;
 use baton_node::config::load_or_dump;
 use baton_node::{Shutdown, host, telemetry};
-use baton_types::Role;
 use std::process::ExitCode;
 
 /// Runs a worker until it is asked to stop. `role` is constructed inside the runtime.
@@ -39,14 +38,15 @@ pub fn run<R: WorkerRole>(
         let shutdown = Shutdown::install(&config.drain)?;
         let announcer = Announcer::new(args.announce);
         if args.fetch_only {
-            let draft = draft_model::settings(&config.model, &config.engine).filter(|_| role.role() == Role::Decode);
+            let config = config.of_role(role.role());
+            let draft = draft_model::settings(&config.model, &config.engine);
             for model in [Some(config.model), draft].into_iter().flatten() {
                 fetch_only(model, announcer, &shutdown).await?;
             }
             return Ok(());
         }
         if args.check_only {
-            return check_only(config, role.role(), announcer, &shutdown).await;
+            return check_only(config.of_role(role.role()), announcer, &shutdown).await;
         }
         let mut around = Surroundings::new(guard.tracer());
         around.export = Some(guard.counters());

@@ -104,6 +104,7 @@ pub struct RunningWorker {
 impl RunningWorker {
     /// Starts a worker. Returns once it serves and has started to register.
     pub async fn start<R: WorkerRole>(config: WorkerConfig, role: R, around: Surroundings) -> anyhow::Result<Self> {
+        let config = config.of_role(role.role());
         let identity = Identity::start(&config.identity, identity::Role::Worker).await?;
         let listener = grpc::bind(&config.grpc).await?;
         let admin_listen = config.admin.listen.unwrap_or_else(|| SocketAddr::new(config.grpc.listen.ip(), 0));
@@ -122,7 +123,7 @@ impl RunningWorker {
         metrics.register_health(&vitals.health());
         tokio::spawn(admin::serve(admin_listener, admin::routes(vitals.health(), metrics.clone()), stop.clone()));
 
-        let loaded = load(role_name, &config, around.announcer, around.device).await?;
+        let loaded = load(&config, around.announcer, around.device).await?;
         loaded.engine.set_gate(around.gate);
         let adapters = adapters(&config, &loaded, runtime.clone()).await?;
         let etcd = config.identity.for_etcd(&config.membership.etcd);
@@ -251,17 +252,8 @@ pub const fn service_name(role: Role) -> &'static str {
     }
 }
 
-async fn load(
-    role: Role,
-    config: &WorkerConfig,
-    announcer: Announcer,
-    device: Option<Arc<dyn Device>>,
-) -> anyhow::Result<Loaded> {
-    let (model, mut engine) = (config.model.clone(), config.engine.clone());
-    // A prefill worker samples one token of a sequence: nothing is proposed for it.
-    if role == Role::Prefill {
-        engine.speculation.draft_model.clear();
-    }
+async fn load(config: &WorkerConfig, announcer: Announcer, device: Option<Arc<dyn Device>>) -> anyhow::Result<Loaded> {
+    let (model, engine) = (config.model.clone(), config.engine.clone());
     let progress =
         move |what: &str, fraction: f32| announcer.say(&Announcement::Progress { what: what.into(), fraction });
     let load = move || match device {

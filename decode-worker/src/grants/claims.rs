@@ -6,7 +6,7 @@
 use baton_engine::fair::is_within;
 use baton_types::{ErrorKind, Party, RequestError, RequestId, Share, seeded};
 use std::collections::{HashMap, HashSet};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Bounds of a [`Claims`]. If several tenants have claims, a tenant below its share of them may exceed these bounds, up to twice their
 /// value.
@@ -27,8 +27,6 @@ pub struct Claim<T> {
     pub tokens: u32,
     /// Its tenant and weight.
     pub share: Share,
-    /// When its stream ends, and the claim with it.
-    pub deadline: Instant,
     /// Whether its offer has arrived.
     pub offered: bool,
     /// What the stream of the claim needs; not used here.
@@ -160,7 +158,7 @@ mod tests {
     /// One claim of a tenant.
     fn of(tenant: u64, tokens: u32) -> Claim<()> {
         let share = Share { tenant: TenantLabel(tenant), weight: Weight::default() };
-        Claim { source: party("p", 1), tokens, share, deadline: Instant::now(), offered: false, stream: () }
+        Claim { source: party("p", 1), tokens, share, offered: false, stream: () }
     }
 
     fn party(name: &str, incarnation: u64) -> Party {

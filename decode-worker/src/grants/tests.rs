@@ -100,7 +100,7 @@ impl World {
     /// A claim and its offer, of this many tokens, for a prompt with these hashes.
     fn offer(&mut self, name: &str, priority: i32, tokens: u32, hashes: &[u8]) {
         let stream = Stream(priority, hashes.to_vec(), self.share);
-        let claim = Claim { source: source(), tokens, share: self.share, deadline: self.now, offered: false, stream };
+        let claim = Claim { source: source(), tokens, share: self.share, offered: false, stream };
         self.grants.book(id(name), claim).unwrap();
         self.asks(name, tokens, true).unwrap();
     }
@@ -315,8 +315,7 @@ fn the_end_of_a_claim_takes_its_offer_along() {
 fn nobody_waits_for_an_offer_that_is_given_up() {
     let mut world = World::new(16);
     let stream = Stream(0, Vec::new(), Share::default());
-    let (share, deadline) = (Share::default(), world.now);
-    let claim = Claim { source: source(), tokens: 160, share, deadline, offered: false, stream };
+    let claim = Claim { source: source(), tokens: 160, share: Share::default(), offered: false, stream };
     world.grants.book(id("given-up"), claim).unwrap_or_else(|error| panic!("{error}"));
     world.asks("given-up", 160, false).unwrap();
     world.offer("next", 0, 16, &[]);

@@ -200,6 +200,11 @@ impl DecoderSpec {
         ropes.filter_map(|rope| rope.serve(context)).max()
     }
 
+    /// The same where `most` is less than the model's context. Otherwise, and for 0, nothing changes.
+    pub(crate) fn serve_at_most(&mut self, most: usize) -> Option<usize> {
+        (1..self.context).contains(&most).then(|| self.serve(most)).flatten()
+    }
+
     /// Largest dimension. Larger numbers in a header mean damage, and below this limit products of three fit a `u64`.
     pub const DIMENSION_MAX: usize = 1 << 21;
 

@@ -159,8 +159,8 @@ fn message(index: usize, value: &RawValue, unknown: &mut Unknown) -> Result<Mess
             let count = || RequestError::invalid(at(".content"), format!("content takes at most {PARTS_MAX} parts"));
             let parts = json::items(content.get(), PARTS_MAX).map_err(|_| shape())?.ok_or_else(count)?;
             let part = |(i, part)| {
-                let at = at(&format!(".content[{i}]"));
-                text_part(&at, part, unknown).ok_or_else(|| unsupported(at))
+                let at = || at(&format!(".content[{i}]"));
+                text_part(&at, part, unknown).ok_or_else(|| unsupported(at()))
             };
             Content::Parts(parts.into_iter().enumerate().map(part).collect::<Result<_, _>>()?)
         }
@@ -168,13 +168,13 @@ fn message(index: usize, value: &RawValue, unknown: &mut Unknown) -> Result<Mess
     Ok(Message { role, content: Some(content), extra })
 }
 
-fn text_part(at: &str, part: &RawValue, unknown: &mut Unknown) -> Option<String> {
+fn text_part(at: &impl Fn() -> String, part: &RawValue, unknown: &mut Unknown) -> Option<String> {
     let (mut kind, mut text) = (None, None);
     json::members(part.get(), |field, value| {
         match &*field {
             "type" => kind = json::text(value),
             "text" => text = Some(value),
-            field => unknown.tell_inside(at, field),
+            field => unknown.tell_inside(&at(), field),
         }
         true
     })

@@ -4,6 +4,7 @@ use super::{Page, fresh};
 use crate::grpc::{REQUEST_ID, WORKER};
 use crate::http::error::Shape;
 use axum::Json;
+use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -61,10 +62,7 @@ struct Phase {
 }
 
 /// Requests that ended lately, the newest first.
-pub(super) async fn list(
-    State(page): State<Page>,
-    query: Result<Query<ListQuery>, axum::extract::rejection::QueryRejection>,
-) -> Response {
+pub(super) async fn list(State(page): State<Page>, query: Result<Query<ListQuery>, QueryRejection>) -> Response {
     let limit = match query {
         Ok(Query(query)) => query.limit.unwrap_or(LIMIT),
         Err(_) => 0,
@@ -80,7 +78,11 @@ pub(super) async fn list(
 }
 
 /// The waterfall of one request, or of a whole trace.
-pub(super) async fn one(State(page): State<Page>, Path(id): Path<String>) -> Response {
+pub(super) async fn one(State(page): State<Page>, id: Result<Path<String>, PathRejection>) -> Response {
+    let Ok(Path(id)) = id else {
+        let message = "the id of a request, or of a trace, is UTF-8 text";
+        return Shape::OpenAi.plain(StatusCode::BAD_REQUEST, message, "invalid_parameter");
+    };
     match page.admin.request(&id).await {
         Ok(trace) => fresh(Json(Waterfall::of(trace)).into_response()),
         Err(reason) => Shape::OpenAi.plain(StatusCode::NOT_FOUND, &reason, "not_found"),

@@ -275,6 +275,9 @@ async fn recent_requests_are_told_and_one_is_drawn() {
     let unknown = get(&cluster, "/cluster/requests/nobody", "").await;
     assert_eq!(unknown.status, 404);
     assert!(unknown.json().await["error"]["message"].as_str().unwrap().contains("\"nobody\""));
+    let unreadable = get(&cluster, "/cluster/requests/%ff", "").await;
+    assert_eq!(unreadable.status, 400);
+    assert!(unreadable.json().await["error"]["message"].as_str().unwrap().contains("UTF-8"));
     assert_eq!(
         get(&cluster, "/cluster/requests?limit=1", "").await.json().await["requests"].as_array().unwrap().len(),
         1

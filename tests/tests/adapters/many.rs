@@ -2,17 +2,21 @@
 
 use crate::setup::{alone, ask, prompt, request, sampling, until_listed, with_adapters, write};
 use anyhow::ensure;
-use baton_proto::v1::PrefillPolicy;
+use baton_proto::v1::{GenerateRequest, PrefillPolicy};
 use baton_tests::cluster::{Cluster, ClusterSpec};
+use baton_tests::gates::Phase;
 use baton_tests::quiet::until_quiet;
-use futures::future::try_join_all;
+use baton_types::RequestId;
+use futures::future::{try_join, try_join_all};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const ADAPTERS: usize = 64;
 const BATCH: usize = 8;
+/// How long a batch may take until all of it decode.
+const BATCH_MAX: Duration = Duration::from_secs(60);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn each_of_64_adapters_answers_as_alone_with_8_in_a_batch() -> anyhow::Result<()> {
@@ -40,11 +44,33 @@ async fn each_of_64_adapters_answers_as_alone_with_8_in_a_batch() -> anyhow::Res
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     });
-    // Each batch of 8 together; then all at once, so that most wait for a slot.
+    // Each batch of 8 together, held until all are there; then all at once, so that most wait for a slot.
     for together in [BATCH, ADAPTERS] {
         for (names, right) in names.chunks(together).zip(right.chunks(together)) {
-            let asked = names.iter().map(|name| ask(&client, request(name, &prompt, &sampling, PrefillPolicy::Remote)));
-            let got = try_join_all(asked).await?;
+            let ids: Vec<RequestId> =
+                names.iter().map(|name| RequestId::try_new(format!("{name}-{together}"))).collect::<Result<_, _>>()?;
+            if together == BATCH {
+                ids.iter().for_each(|id| cluster.gates.hold(id.clone(), Phase::Decode));
+            }
+            let asked = names.iter().zip(&ids).map(|(name, id)| {
+                let request = request(name, &prompt, &sampling, PrefillPolicy::Remote);
+                ask(&client, GenerateRequest { request_id: id.to_string(), ..request })
+            });
+            let opened = async {
+                let deadline = Instant::now() + BATCH_MAX;
+                let are_there = || ids.iter().all(|id| cluster.gates.reached(id, Phase::Decode));
+                while together == BATCH && !(are_there() && largest.load(Ordering::Relaxed) >= BATCH) {
+                    ensure!(
+                        Instant::now() < deadline,
+                        "only {} of {names:?} decode together",
+                        largest.load(Ordering::Relaxed)
+                    );
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                cluster.gates.open();
+                Ok(())
+            };
+            let (got, ()) = try_join(try_join_all(asked), opened).await?;
             for ((name, got), right) in names.iter().zip(&got).zip(right) {
                 ensure!(got == right, "{name}, {together} at once: {got:?}, alone {right:?}");
             }

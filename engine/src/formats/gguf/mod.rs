@@ -117,9 +117,8 @@ impl GgufModel {
     /// The same for sequences of at most `context` tokens, as of [`HuggingFaceModel`](super::HuggingFaceModel::serving).
     #[must_use]
     pub fn serving(mut self, context: usize) -> Self {
-        if (1..self.spec.context).contains(&context) {
-            self.served_context = self.spec.serve(context);
-            self.fingerprint = OnceLock::new();
+        if let Some(context) = self.spec.serve_at_most(context) {
+            (self.served_context, self.fingerprint) = (Some(context), OnceLock::new());
         }
         self
     }
