@@ -8,6 +8,7 @@ use crate::grammar::{GrammarThreads, Grammars};
 use crate::health::Heartbeat;
 use crate::mailbox::{AdapterChange, Asked, Submission, is_counted};
 use crate::model::ModelError;
+use crate::runner::{common, start_grammar, wake};
 use crate::scheduler::{Accounts, Awaited, SequenceKey};
 use crate::shared::Shared;
 use baton_kernels::adapter::PackedAdapter;
@@ -68,14 +69,11 @@ impl EngineHandle {
             prompt: prefix.as_ref().map(|prefix| prefix.whole),
             turn: if let Run::Adopted { turn, .. } = &run { *turn } else { None },
         };
-        shared.mailbox.submit(shared.config.waiting_max, is_counted(&run), asked, |key, charged| Submission {
-            key,
-            request,
-            prefix,
-            charged,
-            run,
-            sink,
-            cancelled,
+        let common = common(shared);
+        shared.mailbox.submit(shared.config.waiting_max, is_counted(&run), asked, |key, charged| {
+            let is_early = common.grammars.as_ref().is_some_and(|threads| threads.have_place());
+            let grammar = is_early.then(|| start_grammar(&request, &common, wake(shared))).flatten();
+            Submission { key, request, prefix, charged, run, sink, cancelled, grammar }
         })?;
         Ok(control)
     }

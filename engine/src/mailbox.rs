@@ -2,6 +2,7 @@
 
 use crate::api::{Run, SequenceRequest, SequenceSink, SubmitError};
 use crate::fair::{Entered, FairOrder, is_within};
+use crate::grammar::SequenceGrammar;
 use crate::model::ModelError;
 use crate::scheduler::{Prefix, SequenceKey};
 use baton_kernels::adapter::PackedAdapter;
@@ -25,6 +26,8 @@ pub(crate) struct Submission {
     pub(crate) run: Run,
     pub(crate) sink: Box<dyn SequenceSink>,
     pub(crate) cancelled: Arc<AtomicBool>,
+    /// Its grammar, where that starts while a step runs.
+    pub(crate) grammar: Option<SequenceGrammar>,
 }
 
 /// A change of what is loaded in an adapter's slot.

@@ -5,6 +5,7 @@ mod common;
 use baton_engine::formats::{ModelSource, RandomModel};
 use baton_engine::{
     Engine, EngineConfig, EngineHandle, GrammarState, Grammars, Model, Run, SequenceEvent, SequenceRequest,
+    SequenceSink,
 };
 use baton_kernels::cpu::{CpuConfig, CpuDevice};
 use baton_kernels::device::Device;
@@ -12,6 +13,7 @@ use baton_kernels::lagging::{LagConfig, Lagging};
 use baton_kernels::sampling::TokenSet;
 use baton_types::{ErrorKind, FinishReason, Grammar, KvPoolMap, RequestError, SamplingParams, TokenId};
 use common::{FOREVER, Sink};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -22,9 +24,9 @@ const END: TokenId = 300;
 
 /// Each token is one to seven above the one before it, the first from 0 to 6. From 200 on the answer may end, from 290 on it must.
 /// A Lark grammar fails, with its text as the reason, once a token is above 50; "slow" takes its time; "panics" does; "held" starts once
-/// nobody else holds the lock.
+/// nobody else holds the lock. Starts are counted.
 #[derive(Clone, Default)]
-struct Rising(Arc<Mutex<()>>);
+struct Rising(Arc<Mutex<()>>, Arc<AtomicUsize>);
 
 struct Risen {
     last: Option<TokenId>,
@@ -37,6 +39,7 @@ impl Grammars for Rising {
     }
 
     fn start(&self, grammar: &Grammar, answer: &[TokenId]) -> Result<Box<dyn GrammarState>, RequestError> {
+        self.1.fetch_add(1, Ordering::Relaxed);
         let Grammar::Lark(told) = grammar else { return Err(RequestError::invalid("grammar", "it is no Lark")) };
         let _held = (told == "held").then(|| self.0.lock().unwrap());
         let mut state = Risen { last: None, told: told.clone() };
@@ -252,6 +255,43 @@ fn a_grammar_that_takes_long_to_start_holds_up_no_other_sequence() {
         let (answer, end) = finish(&late);
         assert!(rises(&answer) && end == Ok(FinishReason::Stop), "{on:?}: {answer:?}");
     }
+}
+
+/// Takes no event while the lock is held, and so holds the engine's thread within its turn.
+struct Held(Arc<Mutex<()>>, Sink);
+
+impl SequenceSink for Held {
+    fn has_room(&self, events: usize) -> bool {
+        self.1.has_room(events)
+    }
+
+    fn send(&mut self, event: SequenceEvent) -> bool {
+        let _held = self.0.lock().unwrap();
+        self.1.send(event)
+    }
+}
+
+#[test]
+fn grammars_start_while_a_step_runs_as_many_as_a_batch_has_places() {
+    let rising = Rising::default();
+    let engine = serve(On::Cpu, Some(rising.clone()));
+    let (sender, events) = channel();
+    let held = rising.0.lock().unwrap();
+    let sink = Box::new(Held(rising.0.clone(), Sink(sender)));
+    engine.submit(request(9, None), Run::Full, sink).unwrap().detach();
+    let late: Vec<_> = (0..6).map(|seed| submit(&engine, request(seed, lark("rising")))).collect();
+    let (starts, until) = (|| rising.1.load(Ordering::Relaxed), Instant::now() + FOREVER);
+    while starts() < 4 {
+        assert!(Instant::now() < until, "{} grammars have started", starts());
+        std::thread::yield_now();
+    }
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(starts(), 4);
+    drop(held);
+    for events in late.iter().chain([&events]) {
+        assert!(finish(events).1.is_ok());
+    }
+    assert_eq!(starts(), 6);
 }
 
 #[test]

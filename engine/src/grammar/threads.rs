@@ -8,6 +8,7 @@ use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use parking_lot::Mutex;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 /// Work of one mask. It must not panic.
@@ -24,6 +25,9 @@ pub(crate) struct GrammarThreads {
     /// Tells one of the threads that something is to be started.
     bell: Sender<()>,
     goes_on: Sender<Job>,
+    /// Sequences that have started a grammar, or are to.
+    sequences: AtomicUsize,
+    running_max: usize,
 }
 
 impl GrammarThreads {
@@ -43,15 +47,22 @@ impl GrammarThreads {
             spawn("grammars", Box::new(move || start_each(&rings, &to_start)))?;
             spawn("masks", Box::new(move || to_go_on.iter().for_each(|job: Job| job())))?;
         }
-        Ok(Arc::new(Self { grammars, starts, bell, goes_on }))
+        let sequences = AtomicUsize::new(0);
+        Ok(Arc::new(Self { grammars, starts, bell, goes_on, sequences, running_max }))
     }
 
     pub(crate) fn grammars(&self) -> &Arc<dyn Grammars> {
         &self.grammars
     }
 
-    /// Has a thread start a grammar, in its tenant's turn.
+    /// Whether a batch has a place for one more sequence with a grammar. Then there is no need to wait until the scheduler names it.
+    pub(crate) fn have_place(&self) -> bool {
+        self.sequences.load(Ordering::Relaxed) < self.running_max
+    }
+
+    /// Has a thread start a grammar, in its tenant's turn. Until [`Self::leave`], its sequence is counted.
     pub(super) fn start_one(&self, priority: i32, share: Share, job: Job) -> SequenceKey {
+        self.sequences.fetch_add(1, Ordering::Relaxed);
         let place = self.starts.lock().add(priority, share, job);
         // If it is full, each thread looks again.
         let _ = self.bell.try_send(());
@@ -60,6 +71,7 @@ impl GrammarThreads {
 
     /// A sequence has ended whose grammar may not have started.
     pub(super) fn leave(&self, place: SequenceKey) {
+        self.sequences.fetch_sub(1, Ordering::Relaxed);
         self.starts.lock().remove(place);
     }
 

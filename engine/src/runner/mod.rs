@@ -26,7 +26,8 @@ use crate::step_model::StepModel;
 use baton_kernels::device::STEPS_MAX;
 use baton_kv_cache::{ForkCopy, Lease};
 use baton_types::{ErrorKind, seeded};
-use sequence::{Common, Sequence};
+use sequence::Sequence;
+pub(crate) use sequence::{Common, start_grammar};
 use slots::Slots;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -83,7 +84,17 @@ pub(crate) struct Runner<M> {
     expires_at: Option<Instant>,
 }
 
-fn common(shared: &Shared) -> Common<'_> {
+/// What tells the runner that it has something to look at.
+pub(crate) fn wake(shared: &Arc<Shared>) -> impl FnOnce() + Send + 'static {
+    let shared = Arc::downgrade(shared);
+    move || {
+        if let Some(shared) = shared.upgrade() {
+            shared.mailbox.wake();
+        }
+    }
+}
+
+pub(crate) fn common(shared: &Shared) -> Common<'_> {
     let grammars = shared.grammars.read().clone();
     Common { vocab: shared.vocab, end_tokens: &shared.config.end_tokens, grammars }
 }
@@ -345,14 +356,10 @@ impl<M: StepModel> Runner<M> {
     }
 
     fn prepare(&mut self, keys: &[SequenceKey]) {
+        let common = common(&self.shared);
         for key in keys {
-            let shared = Arc::downgrade(&self.shared);
             if let Some(sequence) = self.sequences.get_mut(key) {
-                sequence.prepare(&common(&self.shared), move || {
-                    if let Some(shared) = shared.upgrade() {
-                        shared.mailbox.wake();
-                    }
-                });
+                sequence.prepare(&common, wake(&self.shared));
             }
         }
     }

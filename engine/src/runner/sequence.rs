@@ -49,17 +49,37 @@ pub(super) struct Sequence {
 }
 
 /// What all sequences of an engine have in common.
-pub(super) struct Common<'a> {
+pub(crate) struct Common<'a> {
     pub(super) vocab: usize,
     /// Those of the model.
     pub(super) end_tokens: &'a [TokenId],
-    pub(super) grammars: Option<Arc<GrammarThreads>>,
+    pub(crate) grammars: Option<Arc<GrammarThreads>>,
+}
+
+/// Has a thread start the grammar of a request, if it has one, which calls `started` once that is done.
+pub(crate) fn start_grammar(
+    request: &SequenceRequest,
+    common: &Common<'_>,
+    started: impl FnOnce() + Send + 'static,
+) -> Option<SequenceGrammar> {
+    let SequenceRequest { tokens, prompt_len, sampling, priority, share, .. } = request;
+    let (grammar, threads) = (sampling.grammar.as_ref()?, common.grammars.as_ref()?);
+    let asked = Asked {
+        grammar: grammar.clone(),
+        answer: &tokens[*prompt_len..],
+        position: tokens.len(),
+        priority: *priority,
+        share: *share,
+        min_tokens: sampling.min_tokens,
+        without_ends: TokenSet::all_but(common.vocab, sampling.ends(common.end_tokens)),
+    };
+    Some(SequenceGrammar::start(asked, threads.clone(), started))
 }
 
 impl Sequence {
     /// The sequence, and its description for the scheduler.
     pub(super) fn new(submission: Submission, counted: bool, common: &Common<'_>) -> (Self, Arrival) {
-        let Submission { request, prefix, charged, run, sink, cancelled, .. } = submission;
+        let Submission { request, prefix, charged, run, sink, cancelled, grammar, .. } = submission;
         let block_hashes = prefix.as_ref().map(|prefix| prefix.hashes.clone());
         let len = request.tokens.len();
         let (observer, lease) = match run {
@@ -95,7 +115,7 @@ impl Sequence {
             drafter: None,
             drafts: Vec::new(),
             proposer: Proposer::default(),
-            grammar: None,
+            grammar,
             block_hashes,
             cancelled,
         };
@@ -153,20 +173,9 @@ impl Sequence {
 
     /// Has a thread start its grammar, which calls `started` once that is done; nothing, if it was called before.
     pub(super) fn prepare(&mut self, common: &Common<'_>, started: impl FnOnce() + Send + 'static) {
-        let SequenceRequest { tokens, prompt_len, sampling, priority, share, .. } = &self.request;
-        let (None, Some(grammar), Some(threads)) = (&self.grammar, &sampling.grammar, &common.grammars) else {
-            return;
-        };
-        let asked = Asked {
-            grammar: grammar.clone(),
-            answer: &tokens[*prompt_len..],
-            position: tokens.len(),
-            priority: *priority,
-            share: *share,
-            min_tokens: sampling.min_tokens,
-            without_ends: TokenSet::all_but(common.vocab, sampling.ends(common.end_tokens)),
-        };
-        self.grammar = Some(SequenceGrammar::start(asked, threads.clone(), started));
+        if self.grammar.is_none() {
+            self.grammar = start_grammar(&self.request, common, started);
+        }
     }
 
     /// The mask of a row that samples the token at `position`, if it has one.
