@@ -14,6 +14,7 @@ mod answer;
 mod attempt;
 mod core;
 mod end;
+mod grammars;
 mod hashes;
 mod job;
 mod memory;

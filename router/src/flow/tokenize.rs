@@ -1,6 +1,7 @@
 //! Prompts to token ids: pure compute, so it runs off the I/O threads, with bounded concurrency and memory, and within
 //! the request's deadline.
 
+use super::grammars::GrammarChecks;
 use super::memory::{Memory, Share};
 use super::prepare::of_prompt;
 use super::turns::{Turn, Turns};
@@ -26,8 +27,8 @@ pub(crate) struct Tokenizing {
     long: Turns,
     /// Threads that long ones may take: one is left for short ones.
     for_long: Arc<Semaphore>,
-    /// Of grammars that are checked. They have turns of their own: some take long, and prompts do not wait for them.
-    grammars: Turns,
+    /// They have turns of their own: some take long, and prompts do not wait for them.
+    grammars: GrammarChecks,
     memory: Memory,
 }
 
@@ -64,14 +65,15 @@ impl Tokenizing {
     /// As many at once as there are cores, and two on one core, with `memory_max` bytes for all of them.
     pub(crate) fn new(memory_max: u64) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { grammars: Turns::new(cores.div_ceil(2)), ..Self::on(cores.max(2), memory_max) }
+        Self::on(cores.max(2), memory_max)
     }
 
     fn on(threads: usize, memory_max: u64) -> Self {
         let all = Arc::new(Semaphore::new(threads));
         let turns = || Turns::of(threads, all.clone());
         let for_long = Arc::new(Semaphore::new(threads - 1));
-        Self { short: turns(), long: turns(), for_long, grammars: turns(), memory: Memory::new(memory_max) }
+        let grammars = GrammarChecks::new(threads.div_ceil(2));
+        Self { short: turns(), long: turns(), for_long, grammars, memory: Memory::new(memory_max) }
     }
 
     /// A thread, and memory. It waits for the memory first, so it does not hold a thread while it waits.
@@ -98,24 +100,12 @@ impl Tokenizing {
             let bad_words = bad_words.tokens(None)?;
             return Ok(Tokenized { prompts: without_text(&prompt, grammar.as_ref())?, bad_words, slots });
         };
-        let late_for = |what| {
-            let message = format!("the deadline passed before the {what}");
-            RequestError::new(ErrorKind::DeadlineExceeded, message)
-        };
-        let late = || late_for("prompt was tokenized");
+        let late =
+            || RequestError::new(ErrorKind::DeadlineExceeded, "the deadline passed before the prompt was tokenized");
         let failed = || RequestError::new(ErrorKind::Internal, "the tokenizer failed on this prompt");
         let bounds = PromptBounds { tokens_max: model.tokens_max, truncates, memory_max: self.memory.most() };
         if let Some(asked) = grammar {
-            let late = || late_for("grammar of the answer was checked");
-            let turn = runtime.until(deadline, self.grammars.turn(tenant)).await.ok_or_else(late)?;
-            let check = move || {
-                let _turn = turn;
-                (check_grammar(&asked), slots)
-            };
-            let checked = runtime.until(deadline, blocking(runtime, check)).await.ok_or_else(late)?;
-            let (checked, kept) = checked.ok_or_else(failed)?;
-            checked?;
-            slots = kept;
+            slots = self.grammars.check(runtime, tenant, asked, deadline, slots).await?;
         }
         let (mut takes, mut bad_words) = (text.takes(text_bytes(&prompt) + bad_words.bytes()), bad_words);
         loop {
@@ -174,11 +164,6 @@ fn text_bytes(prompt: &Prompt) -> usize {
             segments.iter().map(|segment| if let Segment::Text(text) = segment { text.len() } else { 0 }).sum()
         }
     }
-}
-
-fn check_grammar(asked: &AskedGrammar) -> Result<(), RequestError> {
-    let AskedGrammar { grammar, param } = asked;
-    baton_text::grammar::check(grammar).map_err(|error| RequestError { param: Some((*param).into()), ..error.into() })
 }
 
 fn without_text(prompt: &Prompt, grammar: Option<&AskedGrammar>) -> Result<Vec<Vec<TokenId>>, RequestError> {
