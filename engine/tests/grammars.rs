@@ -309,3 +309,19 @@ fn without_grammars_a_sequence_with_one_is_refused() {
     let refused = engine.submit(request(1, lark("rising")), Run::Full, Box::new(Sink(sender))).map(drop).unwrap_err();
     assert!(refused.to_string().contains("this model has no grammars"), "{refused}");
 }
+
+/// No worker is to blame, and no other one would find a token.
+#[test]
+fn parameters_that_leave_no_token_are_the_requests_own_error() {
+    for on in [On::Cpu, On::Lagging] {
+        let engine = serve(on, None);
+        let mut nothing = request(1, None);
+        nothing.sampling.allowed_token_ids = vec![5];
+        nothing.sampling.bad_words = vec![vec![5]];
+        let (answer, end) = finish(&submit(&engine, nothing));
+        let (kind, told) = end.unwrap_err();
+        assert_eq!((answer.len(), kind), (0, ErrorKind::InvalidRequest), "{told}");
+        assert!(told.contains("bad words"), "{told}");
+        assert_eq!(finish(&submit(&engine, request(2, None))).0.len(), 90, "the engine goes on");
+    }
+}

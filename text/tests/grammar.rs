@@ -236,6 +236,10 @@ fn what_takes_too_much_work_is_refused_by_name() {
         (json!({"anyOf": divisors}), "`multipleOf` takes too much work"),
         (json!({"allOf": [divisor(97), divisor(89), divisor(83)]}), "`multipleOf` takes too much work"),
         (json!({"default": divisor(99_991), "$ref": "#/default"}), "`multipleOf` takes too much work"),
+        (
+            json!({"x-guidance": {"lenient": true}, "default": divisor(99_991), "$ref": "#/default"}),
+            "`multipleOf` takes too much work",
+        ),
         (json!({"type": "object", "required": many(1_001)}), "at most 1000 properties"),
         (json!({"type": "object", "patternProperties": patterns}), "at most 32 patternProperties"),
     ] {
@@ -261,6 +265,11 @@ fn what_takes_too_much_work_is_refused_by_name() {
     ] {
         check(&schema(taken)).unwrap();
     }
+    // What is left out of a lenient schema is no data.
+    let value = json!({"multipleOf": 5});
+    let lenient = json!({"x-guidance": {"lenient": true}, "enum": [value], "$defs": {"enum": {"anyOf": divisors}}});
+    let (text, _) = answer(&compile(&schema(lenient)), 1);
+    assert_eq!(text.parse::<Value>().unwrap(), value);
 }
 
 /// From 2^53 on, an integer and its neighbours are one number to llguidance.
@@ -290,6 +299,8 @@ fn inexact_bounds_are_refused_by_name() {
     let call = CallGrammar { open: vec![], schema: r#"{"maximum": 1e20}"#.into(), close: vec![] };
     let calls = CallsGrammar { open: vec![], calls: vec![call], separator: None, close: vec![] };
     assert!(check(&Grammar::Calls(calls)).unwrap_err().to_string().contains("`maximum`"));
+    let lenient = r#"start: %json {"x-guidance": {"lenient": true}, "maximum": 1e20}"#;
+    assert!(check(&Grammar::Lark(lenient.into())).unwrap_err().to_string().contains("`maximum`"));
 }
 
 #[test]

@@ -22,7 +22,7 @@ const DRAIN_MAX: Duration = Duration::from_secs(3_600);
 pub struct Claimed {
     /// Number of claimed sequences.
     pub sequences: usize,
-    /// Tokens of their prompts.
+    /// Tokens of those prompts that hold no blocks yet.
     pub tokens: u64,
 }
 

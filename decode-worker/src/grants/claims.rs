@@ -39,7 +39,7 @@ pub enum OfferError {
     /// There is no claim, or none for this source.
     #[error("{0}")]
     NotClaimed(String),
-    /// The claim is for another request, or has already had its offer.
+    /// The claim is over another number of tokens, or has already had its offer.
     #[error("{0}")]
     Contradicts(String),
 }
@@ -123,6 +123,11 @@ impl<T> Claims<T> {
         let claim = self.by_request.remove(request)?;
         self.tokens -= u64::from(claim.tokens);
         Some(claim)
+    }
+
+    /// Tokens of a request's claim; 0 without one.
+    pub fn tokens_of(&self, request: &RequestId) -> u32 {
+        self.by_request.get(request).map_or(0, |claim| claim.tokens)
     }
 
     /// Sum of the tokens of all claims.

@@ -256,9 +256,10 @@ impl<S: Wanted, R: Reply> Grants<S, R> {
         !self.claims.has_streams() && self.waiting.is_empty() && self.arriving.is_empty()
     }
 
-    /// Tokens claimed and not yet adopted.
+    /// Tokens claimed that hold no blocks yet. What was granted holds some.
     pub fn claimed_tokens(&self) -> u64 {
-        self.claims.tokens()
+        let granted = self.arriving.keys().map(|request| u64::from(self.claims.tokens_of(request)));
+        self.claims.tokens() - granted.sum::<u64>()
     }
 
     /// Number of claims not yet adopted.

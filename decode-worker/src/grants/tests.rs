@@ -307,6 +307,7 @@ fn the_end_of_a_claim_takes_its_offer_along() {
     world.room.free = 16;
     assert_eq!(world.decides(), (vec!["stays".to_owned()], None, None));
     assert!(!world.grants.is_waiting(&id("stays")) && !world.grants.is_empty(), "its KV is on its way");
+    assert_eq!((world.grants.claimed(), world.grants.claimed_tokens()), (1, 0), "its blocks are counted as such");
     world.grants.end(&id("stays"), &mut world.room);
     assert!(world.grants.is_empty());
 }

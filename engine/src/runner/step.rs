@@ -328,11 +328,16 @@ impl<M: StepModel> Runner<M> {
     /// A row of it could not be sampled.
     fn fail(&mut self, key: SequenceKey, error: &SampleError) {
         let message = error.to_string();
-        if let Some(sequence) = self.sequences.get(&key) {
+        let kind = match error {
+            // Its parameters say so, whoever computes it.
+            SampleError::NothingAllowed => ErrorKind::InvalidRequest,
+            SampleError::NotFinite { .. } | SampleError::Empty | SampleError::MaskLate => ErrorKind::Internal,
+        };
+        if let Some(sequence) = self.sequences.get(&key).filter(|_| kind == ErrorKind::Internal) {
             tracing::error!(request = %sequence.request.id, "{message}");
         }
         let lease = self.scheduler.remove(key);
-        self.end_sequence(key, lease, SequenceEvent::Failed { kind: ErrorKind::Internal, message });
+        self.end_sequence(key, lease, SequenceEvent::Failed { kind, message });
     }
 
     fn finish(&mut self, key: SequenceKey, reason: FinishReason) {

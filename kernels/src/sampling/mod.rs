@@ -58,7 +58,7 @@ pub enum SampleError {
     #[error("no logits to sample from")]
     Empty,
     /// The sets of allowed tokens exclude every token.
-    #[error("no token of the vocabulary is allowed")]
+    #[error("no token of the vocabulary is allowed: allowed_token_ids, bad words and the grammar exclude all of them")]
     NothingAllowed,
     /// The allowed tokens of a row did not arrive in time.
     #[error("the allowed tokens did not arrive by their deadline")]

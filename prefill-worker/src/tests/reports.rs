@@ -133,8 +133,15 @@ async fn kv_that_moved_counts_at_both_ends() {
     let events: Vec<_> = calls.into_inner().collect().await;
     assert!(events.iter().all(Result::is_ok), "{events:?}");
     let Parts { engine, transfer, .. } = service.parts;
-    let moved = transfer.stats().total.bytes_put;
-    assert!(moved > 0);
+    // The call ends before its counters are published.
+    let counts = || [transfer.stats().total.bytes_put, sink.stats().total.bytes_adopted];
+    let counted = async {
+        while counts()[0] == 0 || counts()[0] != counts()[1] {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    timeout(FOREVER, counted).await.unwrap_or_else(|_| panic!("put and adopted: {:?}", counts()));
+    let moved = counts()[0];
     for end in [transfer, sink] {
         let report = next(&mut watch(&service_of(engine.clone(), end), false).await).await;
         assert_eq!(report.kv_bytes, Some(moved));

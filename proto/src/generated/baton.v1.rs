@@ -1471,7 +1471,7 @@ pub mod decode_request {
         /// The decode worker runs the prompt itself.
         #[prost(message, tag = "2")]
         Local(super::LocalPrefill),
-        /// Wait for the KV from this prefill worker; its first token has already been sent to the router.
+        /// Wait for the KV from this prefill worker, which is called once the claim is confirmed.
         #[prost(message, tag = "3")]
         AwaitKv(super::AwaitKv),
     }

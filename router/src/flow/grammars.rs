@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// So many grammars are known to pass, since clients send the same ones again.
+/// Most grammars of which it is known that they pass. Clients send the same ones again.
 const PASSED_MAX: usize = 256;
 
 /// Checks grammars in turns by tenant. What passed lately is not compiled again.
@@ -66,7 +66,7 @@ impl GrammarChecks {
 struct Passed(Mutex<Vec<Hash>>);
 
 impl Passed {
-    /// Whether it is among them, of which it is the last used then.
+    /// Whether it is among them. Then it is the last used.
     fn has(&self, name: Hash) -> bool {
         let mut names = self.0.lock();
         let found = names.iter().position(|known| *known == name).map(|at| names.remove(at));
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn requests_at_once_compile_their_grammar_once() {
+    async fn who_waited_for_a_turn_finds_what_passed_meanwhile() {
         let (checks, runtime) = (GrammarChecks::new(1), TokioRuntime::current());
         let deadline = Instant::now() + Duration::from_secs(60);
         let check = || Box::pin(checks.check(&runtime, A, regex("[0-9]+"), deadline, Vec::new()));

@@ -11,6 +11,7 @@
 
 mod bounds;
 mod multiples;
+mod schemas;
 mod source;
 
 pub use source::lenient;

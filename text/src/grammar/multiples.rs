@@ -1,6 +1,8 @@
 //! What `multipleOf` takes: a number's digits are followed by their remainder, so a divisor takes as many states as it is large, and divisors
 //! of one number as many as their least common multiple.
 
+use super::schemas::each_inside;
+use crate::TextError;
 use serde_json::{Map, Number, Value};
 
 pub(super) const KEYWORD: &str = "multipleOf";
@@ -57,18 +59,10 @@ fn common_divisor(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { common_divisor(b, a % b) }
 }
 
-/// Takes all divisors out of a schema that may leave them out.
-pub(super) fn leave_out(schema: &mut Map<String, Value>) {
+/// Takes all divisors out of a schema that may leave them out; numbers in data, as in `enum`, stay.
+pub(super) fn leave_out(schema: &mut Map<String, Value>) -> Result<(), TextError> {
     schema.retain(|name, value| name != KEYWORD || !value.is_number());
-    schema.values_mut().for_each(leave_out_of);
-}
-
-fn leave_out_of(value: &mut Value) {
-    match value {
-        Value::Object(schema) => leave_out(schema),
-        Value::Array(items) => items.iter_mut().for_each(leave_out_of),
-        _ => {}
-    }
+    each_inside(schema, &mut leave_out)
 }
 
 #[cfg(test)]

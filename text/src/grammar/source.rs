@@ -27,7 +27,9 @@ pub(super) fn top_level(grammar: &Grammar) -> Result<TopLevelGrammar, TextError>
         Grammar::Regex(regex) => TopLevelGrammar::from_regex(regex),
         // Control tokens are no text.
         Grammar::Lark(lark) if lark.contains("<[") => {
-            return Err(TextError::Grammar("tokens by number (`<[`) are not supported".into()));
+            let message =
+                "tokens by number are not supported; in texts and expressions write `<` and `[` apart, as `[<][[]`";
+            return Err(TextError::Grammar(message.into()));
         }
         Grammar::Lark(lark) => {
             check_schemas_of(lark)?;
@@ -81,7 +83,8 @@ fn check_schemas_of(lark: &str) -> Result<(), TextError> {
         };
         all.add(&schema)?;
         if let Some(schema) = schema.as_object_mut() {
-            bounds::check(schema, is_lenient(schema))?;
+            // Its text stays as it is, so nothing can be left out of a lenient one.
+            bounds::check(schema, false)?;
         }
     }
     Ok(())
@@ -139,8 +142,10 @@ fn schema(text: &str) -> Result<Value, TextError> {
     let mut count = Count::default();
     count.object(&schema)?;
     if is_lenient && count.multiples.states() > multiples::STATES_MAX {
-        multiples::leave_out(&mut schema);
-        count.multiples = Multiples::default();
+        multiples::leave_out(&mut schema)?;
+        // Those in data count: a `$ref` may point there.
+        count = Count::default();
+        count.object(&schema)?;
     }
     Work::default().take(&count)?;
     bounds::check(&mut schema, is_lenient)?;
