@@ -408,3 +408,16 @@ fn a_model_without_an_end_has_no_grammars() {
     assert!(GrammarCompiler::new(&MODEL.0, VOCAB, &[]).is_err());
     assert!(GrammarCompiler::new(&MODEL.0, VOCAB, &[VOCAB as TokenId]).is_err());
 }
+
+#[test]
+fn tokens_by_number_are_refused_and_their_texts_taken_as_the_error_says() {
+    let lark = |told: &str| Grammar::Lark(told.into());
+    for refused in ["start: <[2]>", r#"start: "<[""#, "start: /<[a-z]/"] {
+        let error = check(&lark(refused)).expect_err(refused).to_string();
+        assert!(error.contains("tokens by number"), "{error}");
+    }
+    let (text, _) = answer(&compile(&lark(r#"start: "<" "[" "a" "]""#)), 1);
+    assert_eq!(text, "<[a]");
+    let (text, _) = answer(&compile(&lark("start: /[<][a]/")), 1);
+    assert_eq!(text, "<a");
+}

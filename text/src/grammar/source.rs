@@ -27,8 +27,7 @@ pub(super) fn top_level(grammar: &Grammar) -> Result<TopLevelGrammar, TextError>
         Grammar::Regex(regex) => TopLevelGrammar::from_regex(regex),
         // Control tokens are no text.
         Grammar::Lark(lark) if lark.contains("<[") => {
-            let message =
-                "tokens by number are not supported; in texts and expressions write `<` and `[` apart, as `[<][[]`";
+            let message = "tokens by number (`<[`) are not supported; write `\"<\" \"[\"` for such a text, `[<][` in an expression";
             return Err(TextError::Grammar(message.into()));
         }
         Grammar::Lark(lark) => {
