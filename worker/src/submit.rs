@@ -23,8 +23,8 @@ pub fn submit_error(error: &SubmitError) -> RequestError {
     if kind == ErrorKind::Overloaded { request_error.retry_after(RETRY_AFTER) } else { request_error }
 }
 
-/// The engine's sequence for one that came over the wire, for the model with this fingerprint, with the adapter that it names. Its prefixes are hashed here and nowhere
-/// later.
+/// The engine's sequence for one that came over the wire. `model` is its fingerprint, and `adapter` the one that the sequence names. Its prefixes
+/// are hashed here and nowhere later.
 pub fn engine_request(
     sequence: SequenceSpec,
     engine: &EngineHandle,

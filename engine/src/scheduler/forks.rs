@@ -22,9 +22,12 @@ impl Scheduler {
         self.fork(*computed, new)
     }
 
-    /// Gives `waiting` a fork of the blocks of `computed`; returns the copy that it needs, if any. It gets no blocks in five cases: logits of
-    /// its own prompt come back, a sequence before it waits for blocks, more sequences hold blocks than may run at once, there is no room for its own block above
-    /// the watermark and the reservation before it, or the other one no longer has what it needs: blocks left its window, or there are states, of which it has that of its last token.
+    /// Gives `waiting` a fork of the blocks of `computed`; returns the copy that it needs, if any. It gets no blocks if
+    /// - logits of its own prompt come back,
+    /// - a sequence before it waits for blocks,
+    /// - more sequences hold blocks than may run at once,
+    /// - there is no room for its own block above the watermark and the reservation before it, or
+    /// - the other one no longer has what it needs: blocks have left its window, or its states are those of its last token.
     fn fork(&mut self, computed: SequenceKey, waiting: SequenceKey) -> Option<ForkCopy> {
         let place = self.place(waiting);
         let overtakes = self.entries.iter().any(|(key, entry)| entry.lease.is_none() && self.place(*key) < place);

@@ -28,7 +28,7 @@ pub(crate) struct Measured {
     pub rates_are_old: bool,
 }
 
-/// WorkerRates of a worker; 0 while unmeasured.
+/// What a worker computes in a second; 0 while unmeasured.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct WorkerRates {
     /// Prefill tokens per second.

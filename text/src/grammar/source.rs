@@ -61,7 +61,7 @@ fn lark_of_calls(calls: &CallsGrammar) -> Result<String, TextError> {
     Ok(lark + &rules + "\n")
 }
 
-/// No text is written as the empty text, which needs no lexeme.
+/// Pieces of a notation, one after another. An empty text is left out: it needs no lexeme.
 fn lark_of(pieces: &[GrammarPiece]) -> String {
     let piece = |piece: &GrammarPiece| match piece {
         GrammarPiece::Text(text) if text.is_empty() => String::new(),
